@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.server import STATES, Server
-from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
 from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
 
 SIGNALS = STATES.keys()
@@ -150,15 +148,6 @@ def test_a_rank_that_decoded_between_two_pages_served(beside: Beside) -> None:
         ranks = [RankFigures(0, 0, 0, graph_passes=40 * at), RankFigures(1, 0, 0, graph_passes=1)]
         beside.server.take(Scrape(ranks, progress=600 * at), at)
     assert [beside.server.life(dp)["activity/serving"] for dp in (0, 1)] == [15.0, 0.0]
-
-
-def test_without_a_log_the_wait_is_what_sglang_measured(beside: Beside) -> None:
-    for now in (0.0, 15.0, 30.0):
-        queue_time = Histogram((1.0, inf), (0.0, now), 4.0 * now)
-        beside.server.take(
-            Scrape([RankFigures(None, 8, 60, admitted_requests=now)], progress=now, queue_time=queue_time), now
-        )
-    assert beside.wait() == 4.0
 
 
 def test_the_usage_of_an_idle_moment_is_not_that_of_the_load_between_two_pages(beside: Beside) -> None:

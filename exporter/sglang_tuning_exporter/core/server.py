@@ -666,13 +666,7 @@ class Scheduler:
     # States
 
     def wait(self, recent: Totals) -> float | None:
-        """Estimate the mean wait in some time: requests waiting over requests started, retracted ones again; None where neither was seen.
-
-        Without a log it is what SGLang measured, where it does: between two pages a queue comes and goes.
-        """
-        measured = recent["queue_time/inf"]
-        if measured and self.logged_at == -inf and len(self._server.schedulers) == 1:
-            return recent["queue_time:s"] / measured
+        """Estimate the mean wait in some time: requests waiting over requests started, retracted ones again; None where neither was seen."""
         waited, started = recent[self._waited], recent[self._started]
         return waited / started if started else inf if waited else None
 

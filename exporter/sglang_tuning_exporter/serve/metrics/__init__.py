@@ -330,7 +330,7 @@ def _waiting(ranks: Ranks[servers.Scheduler], server: servers.Server, recent: se
     yield gauge("running_requests", doc).of_each(ranks, lambda r: r.running)
     doc = "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share."
     yield gauge("running_requests_limit", doc).of_each(ranks, lambda r: server.facts.limit(r.dp))
-    doc = "Mean wait in the queue over 10 minutes: requests waiting / started per second; without a log as SGLang measured it."
+    doc = "Estimated mean wait in the queue over the last 10 minutes: requests waiting / requests started per second."
     yield gauge("queue_wait_seconds", doc, source="computed").of_each(ranks, lambda r: r.wait(recent))
     doc = "Requests waiting elsewhere than in the main queue: for a grammar, or in a queue of disaggregation."
     waiting = gauge("waiting_requests", doc, "queue")
