@@ -262,7 +262,9 @@ def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Fi
     said = {
         name
         for name, changes in advised.changes.items()
-        if changes or not BY_ID[name].needs_advice or (BY_ID[name].any_load and is_limit(name, measured))
+        if changes
+        or not BY_ID[name].needs_advice
+        or (BY_ID[name].chance and BY_ID[name].any_load and is_limit(name, measured))
     }
     order = sorted(said, key=lambda each: (BY_ID[each].chance, not is_limit(each, measured), measured.place(each)))
     because = {name: tuple(each for each in measured.causes(BY_ID[name]) if each in said) for name in order}
