@@ -148,35 +148,22 @@ def test_what_several_processes_say_of_one_end_is_one() -> None:
     assert watch.server.counted["ends"] == 1
 
 
-@pytest.mark.parametrize(
-    ("phase", "flag"), [("Prefill", "--chunked-prefill-size"), ("Decode", "--max-running-requests")]
-)
-def test_a_full_kv_cache_is_not_answered_with_a_smaller_one(phase: str, flag: str) -> None:
-    error = f"RuntimeError: {phase} out of memory. Try to lower your batch size."
-    tokens = ["Try to allocate 2048 tokens.", "Available tokens: 1519 (available_size=1211 + evictable_size=308)"]
-    watch = after(
-        *SERVED,
-        stamp(73) + DEATHS["an exception"],
-        '  File "/sglang/srt/mem_cache/common.py", line 4, in alloc',
-        error,
-        *tokens,
-    )
-    [change, *others] = watch.judge(BEGIN + 80).findings[0].changes
-    assert (change.flag, others) == (flag, [])
-    assert "the KV cache had no room" in change.why
+FRAME = '  File "/sglang/srt/managers/scheduler.py", line 4, in {}'
+FULL = "{} out of memory. Try to lower your batch size.\nTry to allocate 2048 tokens.\nAvailable tokens: 1519 (available_size=1211 + evictable_size=308)"
+SPACE = "Failed to allocate memory for batch_prefill_tmp_v with size 435814400 and alignment 16 in AlignedAllocator"
+CHUNK, BATCH = "--chunked-prefill-size", "--max-running-requests"
+NO_MEMORY = {  # the function and its error; the flag, and what is said of it
+    "a full KV cache in prefill": ("alloc", "RuntimeError: " + FULL.format("Prefill"), CHUNK, "the KV cache had no room"),
+    "a full KV cache in decode": ("alloc", "RuntimeError: " + FULL.format("Decode"), BATCH, "the KV cache had no room"),
+    "a GPU in prefill": ("run_batch_prefill", "torch.OutOfMemoryError: CUDA out of memory.", CHUNK, "then lower --mem-fraction-static"),
+    "a workspace": ("event_loop_normal", "RuntimeError: " + SPACE, CHUNK, "in chunks of this many tokens"),
+}  # fmt: skip
 
 
-def test_gpu_memory_that_runs_out_in_prefill_may_need_a_lower_share() -> None:
-    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 0 has a total capacity of 79.11 GiB."
-    frame = '  File "/sglang/srt/managers/scheduler.py", line 4, in run_batch_prefill'
-    watch = after(*SERVED, stamp(73) + DEATHS["an exception"], frame, error)
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_what_had_no_room_decides_which_flag_is_lowered_though_its_value_is_not_in_the_log(error: str) -> None:
+    where, lines, flag, said = NO_MEMORY[error]
+    watch = after(decode(60), stamp(73) + DEATHS["an exception"], FRAME.format(where), *lines.split("\n"))
     change = watch.judge(BEGIN + 80).findings[0].changes[0]
-    assert (change.flag, "--mem-fraction-static" in change.will_not_help_if) == ("--chunked-prefill-size", True)
-
-
-def test_a_smaller_chunk_is_lower_though_the_log_does_not_show_the_present_one() -> None:
-    error = "RuntimeError: Failed to allocate memory for batch_prefill_tmp_v with size 435814400 and alignment 16 in AlignedAllocator"
-    frame = '  File "/sglang/srt/managers/scheduler.py", line 4, in event_loop_normal'
-    watch = after(decode(60), stamp(73) + DEATHS["an exception"], frame, error)
-    change = watch.judge(BEGIN + 80).findings[0].changes[0]
-    assert (change.direction, "in chunks of this many tokens" in change.why) == ("lower", True)
+    assert (change.flag, change.direction) == (flag, "lower")
+    assert said in change.why + change.will_not_help_if

@@ -197,6 +197,12 @@ def test_the_last_place_of_a_batch_can_belong_to_a_prompt_in_chunks(
     assert mostly(lines, "admission") == why
 
 
+def test_a_chart_of_all_ranks_has_the_limit_of_all() -> None:
+    lines = [decode(20 + at, 15, ranks=rank(dp)) for at in range(60) for dp in range(8)]
+    series = judged([*start(limit=16, dp_size=8, enable_dp_attention=True), *lines]).series
+    assert series["limit"] == ((0.0, 128.0),)
+
+
 def test_a_cache_that_is_full_while_no_request_waits_is_not_named() -> None:
     lines = [hybrid(at, 0.4, mamba(0.97), 0) for at in range(20, 400, 2)]
     assert "hybrid_pool_full" not in found(judged([*start(mamba_full_memory_ratio=0.9), *lines]))

@@ -136,6 +136,16 @@ def test_the_pauses_between_single_requests_are_no_decoding(beside: Beside, thro
     assert beside.seconds(600.0)["idle"] > 500.0
 
 
+@pytest.mark.parametrize("queued", [0, 3])
+def test_slow_steps_between_prompts_that_join_are_decoding(beside: Beside, queued: int) -> None:
+    for at in range(5):
+        beside.prefill(float(at), running=8 * (at > 0), queued=queued)
+    for at in range(5, 305, 10):
+        beside.prefill(at + 5.0, running=7, queued=queued)
+        beside.decode(at + 10.0, queued=queued, throughput=32.0)
+    assert beside.seconds(305.0)["serving"] > 295.0
+
+
 def test_requests_that_log_and_metrics_show_start_once(beside: Beside) -> None:
     for now in range(0, 61, 10):
         beside.page(float(now), 8, 60, admitted_requests=10.0 * now)

@@ -211,7 +211,8 @@ class Scheduler:
         self._fell_at: float | None = None  # a request ended since the last one was admitted
         self._begun = 0.0  # requests that began since it was idle
         self._is_early = False  # requests wait, and too few have ended to show why
-        self._woke = True  # it was idle since the last decode line
+        self._woke = True  # it was idle, or nothing is known, since the last decode line
+        self._was_empty = False  # a prompt came to an empty batch since then
         self._moments = 0  # since the last long silence
         self._pool: float | None = None  # tokens of the KV cache, by tokens and usage of a line
         self._waits_elsewhere = False  # most requests wait for the other side of a pair
@@ -316,14 +317,15 @@ class Scheduler:
         throughput, accepted = figures.get("throughput"), figures.get("accept_length", 1.0)
         self.throughput = throughput if throughput is not None else self.throughput
         # The throughput is over the time since the line before, pauses included.
-        # Without a prefill line between two decode lines nobody can have started: it decoded on.
-        began = facts.role == "decode" or self.decoded_at is None or self.prefilled_at >= self.decoded_at
-        paused = self._woke and began
+        # Where no prompt came to an empty batch since the decode line before, it decoded on.
+        paused = self._woke and (facts.role == "decode" or self.decoded_at is None or self._was_empty)
+        if self.decoded_at is None:
+            self._gaps.clear()  # those of prefill lines
         if throughput and running and not paused:
             self._steps.append(steps * max(accepted, 1.0) * running / throughput)
         if self.decoded_at is not None and now > self.decoded_at and not paused:
             self._gaps.append(now - self.decoded_at)
-        self.decoded_at, self._decoded, self._woke, self._joined = now, True, False, 0.0
+        self.decoded_at, self._decoded, self._woke, self._joined, self._was_empty = now, True, False, 0.0, False
         bucket["decode_lines"] += 1
         self._server.counted["decode_lines"] += 1
         self._server.logged_steps += steps
@@ -369,6 +371,7 @@ class Scheduler:
         self._full = full  # of the moment's last prefill batch
         self._tokens += tokens
         self._decoded = False
+        self._was_empty = self._was_empty or not self.running
         self._joined = sequences  # which the next line's running requests have, but for a prompt that goes on
         printed = int(now if event.time is None else event.time)  # late or not
         second = self._second[1] + tokens if printed == self._second[0] else tokens
