@@ -371,13 +371,10 @@ def _doubled(size: float, tokens: float) -> float:
 # GPU memory
 
 
-def _memory(advise: Callable[[View], Iterable[Change]], *, further: bool = False) -> Advise:
-    """Put another process that holds memory of the GPU, by SGLang's own error, before any flag; `further`: what needs less memory as well after it."""
+def _memory(advise: Callable[[View], Iterable[Change]]) -> Advise:
+    """Put another process that holds memory of the GPU, by SGLang's own error, before any flag."""
 
     def made(view: View, _: frozenset[str]) -> Iterator[Offer]:
-        if further and _POOL_IS_FULL.search(_error(view)):
-            yield from (replace(each, why=_FULL_POOL, will_not_help_if=_LEAKS) for each in advise(view))
-            return
         if (held := view.totals["held_elsewhere_gb"]) >= MUCH_ELSEWHERE_GB:
             yield _say(
                 f"end or move the other process that holds {held:.1f} GB of this GPU's memory",
@@ -385,7 +382,20 @@ def _memory(advise: Callable[[View], Iterable[Change]], *, further: bool = False
                 "it belongs there, such as a second server: then the flags of this finding",
             )
         yield from advise(view)
-        if further and (kind := _eight_bits(view)):
+
+    return made
+
+
+def _under_load(first: Callable[[View], list[Change]]) -> Advise:
+    """Advise where an allocation failed under load: `first`; a KV cache without room needs no GPU memory, which everything else frees."""
+
+    def made(view: View, holding: frozenset[str]) -> Iterator[Offer]:
+        if _POOL_IS_FULL.search(_error(view)):
+            changes = first(view) or _fewer_decoding(view)
+            yield from (replace(each, why=_FULL_POOL, will_not_help_if=_LEAKS) for each in changes)
+            return
+        yield from _memory(lambda view: first(view) or _out_of_memory(view))(view, holding)
+        if kind := _eight_bits(view):
             words = f"further: an FP8 KV cache (--kv-cache-dtype {kind}) or FP8 weights, smaller CUDA graphs"
             yield _say(
                 words, "They need less of the GPU's memory.", "answers must not lose any accuracy", "A little accuracy."
@@ -961,13 +971,8 @@ ADVICE: Mapping[str, Advise] = {
     ],
     "crashed": _by_explanation,
     "server_down": _down,
-    "out_of_memory_prefill": _memory(
-        lambda view: (
-            _smaller_chunk(view) or (_fewer_decoding if _POOL_IS_FULL.search(_error(view)) else _out_of_memory)(view)
-        ),
-        further=True,
-    ),
-    "out_of_memory_decode": _memory(lambda view: _fewer_decoding(view) or _out_of_memory(view), further=True),
+    "out_of_memory_prefill": _under_load(_smaller_chunk),
+    "out_of_memory_decode": _under_load(_fewer_decoding),
     "graph_memory_short": _memory(_graph_memory),
     "out_of_memory_any": _memory(_out_of_memory),
     "conservativeness_ineffective": _ineffective,
