@@ -75,7 +75,6 @@ def judged(*findings: Finding, **more: Any) -> Judgement:
         name: tuple((at, at % 50 if at % 900 else None) for at in times) for name in ("running", "queued", "usage")
     }
     series["retractions"] = tuple((at, float(at % 70 == 0)) for at in times)
-    series["limit"] = ((0.0, 233.0),)
     whole: dict[str, Any] = {
         "profile": "offline", "begin": BEGIN, "end": BEGIN + 3600, "serving_seconds": 3000.0, "idle_seconds": 500.0,
         "verdict": verdict, "sentence": sentence, "severity": severity, "findings": findings, "checks": {"latency_queue": None},

@@ -275,15 +275,15 @@ class Judgement:
     series: Mapping[str, Series] = field(
         default_factory=dict
     )  # means of ten seconds: running, queued, usage, retractions
+    running_limit: float | None = None  # how many may run at once, of all schedulers together
     starts: tuple[Start, ...] = ()
     # retraction_events, retracted_requests, out_of_memory.prefill, rejected_requests, server_errors, …
     counts: Mapping[str, float] = field(default_factory=dict)
     marked: Mapping[str, float] = field(default_factory=dict)  # of these, how many stood beside text of clients
     shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # signal, state: share of the serving time
     last: Mapping[str, float | None] = field(default_factory=dict)  # figures of the last line
-    command: tuple[
-        str, ...
-    ] = ()  # the command line with the changes, each flag a piece; empty where arguments are not known
+    # The command line with the changes, each flag a piece; empty where arguments are not known.
+    command: tuple[str, ...] = ()
     command_changes: tuple[tuple[str, str, str], ...] = ()  # flag, value before, value after
     command_notes: tuple[str, ...] = ()
     # Pool tokens, limits, memory: what the start printed.

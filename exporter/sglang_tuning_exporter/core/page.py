@@ -269,7 +269,6 @@ def _lanes(judged: Judgement, chart: Chart) -> list[tuple[str, Markup]]:
 
 def _strips(judged: Judgement, profile: profiles.Profile, chart: Chart) -> list[Tile]:
     healthy, series = profile.healthy, judged.series
-    limit = next((value for _, value in series["limit"]), None)
     queue = (profile.queue_lower, profile.queue_upper)
     retracted = tuple(time for time, number in series["retractions"] if number)
     shown: list[tuple[str, str, str, str, dict[str, Any]]] = [
@@ -279,7 +278,7 @@ def _strips(judged: Judgement, profile: profiles.Profile, chart: Chart) -> list[
             "Token usage", "usage", healthy["usage"], ",.2f",
             {"band": (profile.token_usage_target, None), "least": 1.0, "marks": retracted[:1000]},
         ),
-        ("Running requests", "running", "", ",.0f", {"limit": limit}),
+        ("Running requests", "running", "", ",.0f", {"limit": judged.running_limit}),
     ]  # fmt: skip
     strips = []
     for name, figure, good, form, bounds in shown:

@@ -751,9 +751,8 @@ class Scheduler:
             if running < limit and self._stands_still():
                 return "standing_still"
             joining = 0.0 if self._computing is None else self._joining
-            if running + joining >= min(
-                AT_LIMIT * limit, max(limit - 1.0, 1.0)
-            ):  # one fewer, until the next one starts
+            nearly_all = min(AT_LIMIT * limit, max(limit - 1.0, 1.0))  # one fewer, until the next one starts
+            if running + joining >= nearly_all:
                 reached = self.spent - self._at_limit_at <= STUCK_SECONDS or self._free <= self._most_reserved
                 # A prompt in chunks can keep the last place for good.
                 starts = limit >= LARGE_LIMIT and self.spent - self._nothing_since <= STUCK_SECONDS / 2
@@ -984,6 +983,12 @@ class Server:
         if self._unexplained is not None:
             counted["out_of_memory.unknown"] += 1
         return counted
+
+    @property
+    def running_limit(self) -> float | None:
+        """How many requests may run at once, of all schedulers together; None where unknown."""
+        limits = [limit for dp in self.schedulers if (limit := self.facts.limit(dp)) is not None]
+        return sum(limits) if limits else None
 
     def recalled(self) -> None:
         """Note that what was taken was counted before: nothing of it is still to be counted."""

@@ -30,7 +30,8 @@ def beside(judgement: Judgement, server: Server, totals: Totals, **more: Any) ->
     note = f"{totals['retractions']:.0f} retractions, {events:.0f} of them beside text that clients can write."
     return replace(
         judgement, notes=(*([note] if events else []), *judgement.notes), marked=marked, shares=shares(totals), last=last_figures(server),
-        series=series(server), command=line, command_changes=changes, command_notes=notes, facts=printed(server.facts), **more,
+        series=series(server), running_limit=server.running_limit,
+        command=line, command_changes=changes, command_notes=notes, facts=printed(server.facts), **more,
     )  # fmt: skip
 
 
@@ -109,16 +110,14 @@ def last_figures(server: Server) -> Mapping[str, float | None]:
 
 
 def series(server: Server) -> dict[str, Series]:
-    """Return means of ten seconds and the running limit, all schedulers together; and how many retractions there were."""
+    """Return means of ten seconds, all schedulers together; and how many retractions there were."""
 
     def of_all(totals: Totals, figure: str) -> float | None:
         mean = totals.mean(figure)
         return mean and mean * max(len(totals.under("serves")), 1)
 
-    buckets, limits = list(server.buckets), [server.facts.limit(dp) for dp in server.schedulers]
-    known = [limit for limit in limits if limit is not None]
+    buckets = list(server.buckets)
     return {
-        "limit": ((0.0, sum(known)),) if known and len(known) == len(limits) else (),
         **{name: tuple((at, of_all(totals, name)) for at, totals in buckets) for name in ("running", "queued")},
         "usage": tuple((at, totals.mean("usage")) for at, totals in buckets),
         "retractions": tuple((at, totals["retractions"]) for at, totals in buckets),

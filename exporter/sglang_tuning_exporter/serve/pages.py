@@ -262,8 +262,7 @@ class _Figures:
 
     def _running(self) -> pages.Tile:
         server, running = self.watch.server, self._now("running_requests")
-        limits = [limit for dp in server.schedulers if (limit := server.facts.limit(dp)) is not None]
-        limit, batches = sum(limits) if limits else None, server.facts.micro_batches
+        limit, batches = server.running_limit, server.facts.micro_batches
         of = f", in one of {batches} micro batches" if batches > 1 else ""
         note = f"of {limit:,.0f}{of}" if running is not None and limit else ""
         near = f"near {limit:,.0f} while requests wait" if limit else "near the limit while requests wait"
