@@ -421,7 +421,7 @@ def test_requests_that_finish_without_a_first_token_were_refused(running: list[f
         }
         for n, runs in enumerate(running)
     ]
-    assert gained(*pages)["untold_requests"] == refused
+    assert gained(*pages)["tokenless_requests"] == refused
 
 
 def test_a_server_that_refuses_every_request_is_not_healthy() -> None:

@@ -139,7 +139,7 @@ class StateFile:
         return files.within((self.path, name), work, SECONDS)
 
     def _take_lock(self, directory: int) -> None:
-        """Open a descriptor that holds the lock until it is closed; it is kept also where nobody waits for it any more."""
+        """Take the lock until `release`, also where the file system answers after the wait for it has ended."""
         with suppress(FileNotFoundError), _opened(self.path.name, directory):
             pass
         if self._lock is None:

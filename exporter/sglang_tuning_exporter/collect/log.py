@@ -183,11 +183,8 @@ class Logbook:
             events = self._at_their_times(
                 block.path, (e for line in block.data.splitlines() for e in reader.read(line))
             )
-            for tally in (
-                reader.lines,
-                reader.unreadable,
-            ):  # counted before the restart, or not of this exporter's time
-                tally.clear()
+            reader.lines.clear()  # counted before the restart, or not of this exporter's time
+            reader.unreadable.clear()
             with self._lock:
                 self._watch.recall(events, self._clock())
             return
@@ -234,9 +231,8 @@ class Logbook:
             return now
         offset = self._offsets.get(path)
         at = now if offset is None else printed + offset
-        at = (
-            at if now - READ_SECONDS <= at <= now else now
-        )  # the first one; a clock was set; read late; or text of others
+        if not now - READ_SECONDS <= at <= now:  # a clock was set, the line is read late, or it is text of others
+            at = now
         self._offsets[path] = at - printed
         return at
 

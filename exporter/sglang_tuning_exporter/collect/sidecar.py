@@ -50,10 +50,8 @@ HEALTH_CHECK_PAUSE_SECONDS, HEALTH_CHECK_TIMEOUT_SECONDS = 25.0, 10.0
 INFO_RETRY_SECONDS = (15.0, 300.0)
 # From this release on `/v1/loads` is answered from shared memory; before, it interrupts the schedulers. And since when it has limits.
 SNAPSHOT_SINCE, LIMITS_SINCE = (0, 5, 18), (0, 5, 8)
-LEAST_SECONDS, LOADS_TIMEOUT_SECONDS = (
-    5.0,
-    2.0,
-)  # between two requests for it, however often the exporter is scraped, and for one
+LEAST_SECONDS = 5.0  # between two requests for it, however often the exporter is scraped
+LOADS_TIMEOUT_SECONDS = 2.0
 # A server without metrics may still answer `/server_info`. A 404 may come from a proxy, so ask again.
 MAY_ANSWER: frozenset[str] = frozenset({"metrics_disabled", "http_404"})
 

@@ -254,18 +254,17 @@ def _retracted(view: View) -> str:
 # Findings and their changes
 
 
+def _is_said_alone(row: Row, measured: Measured) -> bool:
+    """Whether a row is said without a change: one that needs none, or a hint that needs no load and is the verdict."""
+    return not row.needs_advice or (row.chance and row.any_load and is_limit(row.id, measured))
+
+
 def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
     """Advise and word what holds: causes first, chances last, no flag set two ways. `also` held at other times, and protects as well."""
     advised = _Advised(measured, frozenset(measured.holding) | also)
     for name in sorted(measured.holding, key=lambda each: (BY_ID[each].chance, _ORDER[each])):
         advised.take(BY_ID[name])
-    said = {
-        name
-        for name, changes in advised.changes.items()
-        if changes
-        or not BY_ID[name].needs_advice
-        or (BY_ID[name].chance and BY_ID[name].any_load and is_limit(name, measured))
-    }
+    said = {name for name, changes in advised.changes.items() if changes or _is_said_alone(BY_ID[name], measured)}
     order = sorted(said, key=lambda each: (BY_ID[each].chance, not is_limit(each, measured), measured.place(each)))
     because = {name: tuple(each for each in measured.causes(BY_ID[name]) if each in said) for name in order}
     return tuple(_worded(BY_ID[name], measured, advised.changes[name], because[name]) for name in order)

@@ -523,9 +523,8 @@ class Reader:
         self.trust = Trust()
         # Last printed: unix seconds, or those since the first midnight where the log has no dates.
         self.time: float | None = None
-        self.begin: float | None = (
-            None  # the first of a line of SGLang's: those around lines before it may be of another zone
-        )
+        # The first of a line of SGLang's: those around lines before it may be of another zone.
+        self.begin: float | None = None
         self.names_ranks = False  # a stamp named a rank, as only SGLang's do
         self._events: list[Event] = []
         self._released: list[Event] = []  # events that are about a line before, with its mark

@@ -96,7 +96,10 @@ def requests_refused(view: View) -> float | None:
     """The share of the requests that SGLang ended before their first token, by its log or by the page; not by a client, nor for their length."""
     totals = view.totals
     others = totals["aborted_requests"] + totals["too_long"] + totals["beyond_context"]
-    found = (totals["refused"], totals["sequences"]), (totals["untold_requests"] - others, totals["finished_requests"])
+    found = (
+        (totals["refused"], totals["sequences"]),
+        (totals["tokenless_requests"] - others, totals["finished_requests"]),
+    )
     return max((refused / max(all_, refused) for refused, all_ in found if refused >= FEW), default=None)
 
 

@@ -101,8 +101,11 @@ class Counters:
         self._left = 0.0  # left the queue without a start, and not seen as answered
         self._unanswered = _unanswered(first)
         run = sum((rank.running or 0.0) + (rank.queued or 0.0) for rank in first.ranks)
-        untold = _untold(first) + (run if first.open_requests is None else first.open_requests)
-        self._most = {"unanswered": self._unanswered, "untold": untold}  # differences of counters, the most so far
+        tokenless = _tokenless(first) + (run if first.open_requests is None else first.open_requests)
+        self._most = {
+            "unanswered": self._unanswered,
+            "tokenless": tokenless,
+        }  # differences of counters, the most so far
         self._rise("unstarted", _unstarted(first))
 
     def _rise(self, name: str, value: float | None) -> float:
@@ -142,7 +145,7 @@ class Counters:
             streams = self._rejected_streams(page, queue_is_full=queue_is_full)
             self.counts["rejected"] = self.counts.get("refused_requests", 0.0) + streams
         if page.started_requests is not None and "finished_requests" in self.counts:
-            self.counts["untold_requests"] = self._rise("untold", _untold(page))  # at least
+            self.counts["tokenless_requests"] = self._rise("tokenless", _tokenless(page))  # at least
         for name in LATENCIES:
             histogram, earlier = getattr(page, name), getattr(before, name)
             more = histogram if histogram is None or earlier is None else histogram.since(earlier)
@@ -218,8 +221,8 @@ def _unanswered(page: Scrape) -> float:
     return (page.generation_posts or 0.0) - (page.generation_responses or 0.0) - (page.open_requests or 0.0)
 
 
-def _untold(page: Scrape) -> float:
-    """Return how many requests finished without a first token, less those that run and have one."""
+def _tokenless(page: Scrape) -> float:
+    """Return how many requests ended before their first token, less those that have one and still run."""
     return (page.finished_requests or 0.0) - (page.started_requests or 0.0)
 
 

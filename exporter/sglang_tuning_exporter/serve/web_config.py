@@ -290,9 +290,9 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def load(path: Path, contents: _Contents) -> tuple[dict[str, Any], ssl.SSLContext | None]:
-    """Return a file's sections, and the context made of the files that it names; what is not in `contents` yet is read.
+    """Return the sections of a file, and with TLS a context made of the certificates that it names. Raises `UsageError`.
 
-    Raises `UsageError`.
+    `contents`: the files that were read so far; one that is not among them is read and added.
     """
     try:
         text = _content(path, contents).decode("utf-8")

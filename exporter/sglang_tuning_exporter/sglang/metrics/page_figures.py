@@ -338,9 +338,8 @@ class PageReader:
         self._begins: Sequence[int] = ()  # in each line, where its figure is; 0 for a line without one
         self._samples: Sequence[int] = ()  # the number of each line's sample
         self._values: list[float] = []
-        self._native: Sequence[int] | None = (
-            None  # which lines are passed through, in which order; None: the page unchanged
-        )
+        # Which lines are passed through, in which order; None: the page unchanged.
+        self._native: Sequence[int] | None = None
         self._left_out = 0
 
     def read(self, text: str) -> ParsedPage:
