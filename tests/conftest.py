@@ -136,6 +136,8 @@ class FakeSGLang:
             head = b""
             while b"\r\n\r\n" not in head and (piece := connection.recv(65536)):
                 head += piece
+            if not head:
+                return  # a client that ended before it asked
             text = head.decode()
             self.asked.append(text)
             path = text.split(" ")[1]
