@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core import endings
-from sglang_tuning_exporter.core.endings import CLASSES, class_of, quoted
-from sglang_tuning_exporter.core.events import Event, Rank
+from sglang_tuning_exporter.core.events import ENDINGS, LONGEST_TEXT, Event, Rank, class_of, from_json, quoted, to_json
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import judge
@@ -224,7 +222,7 @@ def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
 def test_a_traceback_without_its_last_line_is_said_to_be_cut_and_an_earlier_one_explains(tmp_path: Path) -> None:
     cut = scheduler("", "srt/speculative/eagle_worker.py")[:-1]
     said = explained(tmp_path, SERVED, *cut)
-    assert (said.word, endings.where(said).partition(", raised ")[2]) == (
+    assert (said.word, said.where.partition(", raised ")[2]) == (
         "cut",
         "below srt/speculative/eagle_worker.py:7 in f",
     )
@@ -281,7 +279,7 @@ def test_a_kill_after_sglang_ended_itself_is_its_own(words: str, tmp_path: Path)
 def test_the_last_words_survive_the_exporter() -> None:
     said = Event("words", 900.0, Rank(tp=0), {"chain": 3.0}, "check", "KeyError: 'x'")
     said.place, said.file, said.before = "srt/a.py:7 in f", "server.log", ("a line",)
-    assert endings.from_json(json.loads(json.dumps(endings.to_json(said, 1000.0))), 1000.0) == said
+    assert from_json(json.loads(json.dumps(to_json(said)))) == said
     watch = Watch(PROFILES["online"], 0.0, reads=True, scrapes=True)
     watch.server.end_explanation = said
     later = Watch(PROFILES["online"], 1500.0, reads=True, scrapes=True)
@@ -292,14 +290,14 @@ def test_the_last_words_survive_the_exporter() -> None:
 
 def test_the_schema_of_a_report_has_every_class() -> None:
     schema = (Path(__file__).parent.parent / "docs" / "report.schema.json").read_text()
-    assert all(f'"{each}"' in schema for each in CLASSES)
+    assert all(f'"{each}"' in schema for each in ENDINGS)
 
 
 @pytest.mark.parametrize(
     "saved", [None, [], ["x"], {"a": 1}, {"kind": "words", "rank": [None, None, None], "word": "no class"}, "text"]
 )
 def test_damaged_last_words_are_left_out(saved: object) -> None:
-    assert endings.from_json(saved, 0.0) is None
+    assert from_json(saved) is None
 
 
 SECRETS = {
@@ -333,6 +331,6 @@ def test_words_of_a_request_are_not_quoted() -> None:
 
 @given(st.text(max_size=5000), st.text(max_size=200))
 def test_any_text_has_a_class_and_a_short_quotation(text: str, place: str) -> None:
-    assert class_of([text], place) in CLASSES
-    assert len(quoted(text)) <= endings.LONGEST_TEXT
+    assert class_of([text], place) in ENDINGS
+    assert len(quoted(text)) <= LONGEST_TEXT
     assert "\n" not in quoted(text)

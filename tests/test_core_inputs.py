@@ -21,9 +21,8 @@ from replicas import TWO_SOURCES, files, load, mixed, start, together
 from sglang_tuning_exporter.collect.log import last_printed, offset_of
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import inputs as layouts
-from sglang_tuning_exporter.core.compression import OPENERS
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, Lane, Logs, first_of, whole_lines
+from sglang_tuning_exporter.core.inputs import CHUNK, LONGEST_LINE, OPENERS, Lane, Logs, first_of, whole_lines
 from store_answers import DOCUMENTS
 from wrappings import recorded, wrapped
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sglang_tuning_exporter.collect import _rotation as rotation
-from sglang_tuning_exporter.core import compression
+from sglang_tuning_exporter.core import inputs
 
 HEAD_BYTES = 1024  # of a file's start that are remembered: several lines
 TAIL_BYTES = 256  # before a position that are remembered: one or two log lines
@@ -77,7 +77,7 @@ class Mark:
                 with rotation.unpacked(fd, name) as file:
                     return self._has_text(lambda size, at: file.read(size) if file.seek(at) == at else b"")
             return self._has_text(lambda size, at: os.pread(fd, size, at))
-        except compression.DAMAGE:
+        except inputs.DAMAGE:
             return False
 
     def is_shorter(self, place: rotation.RotatedFile) -> bool:
@@ -205,7 +205,7 @@ class LogFile:
                 self._text = self._opened.enter_context(rotation.unpacked(fd, name))
                 self.size = 1  # more than was read, until its end was reached
             self._head = self._first_text()
-        except compression.DAMAGE:
+        except inputs.DAMAGE:
             self._opened.close()
             raise
 
@@ -306,7 +306,7 @@ class LogFile:
                 start = self._pread(facts_end - begin, begin)
             last = max(end - _LAST_WORDS, facts_end)
             text = self._pread(end - last, last)
-        except compression.DAMAGE:
+        except inputs.DAMAGE:
             return b""
         if last and last != facts_end:  # `text` starts inside a line
             start, text = start[: start.rfind(b"\n") + 1], text[text.find(b"\n") + 1 :]
@@ -327,7 +327,7 @@ class LogFile:
             if self.has_ended and not self.reason:
                 self.reason = "ended"
                 yield self.lines.flush()
-        except compression.DAMAGE as error:
+        except inputs.DAMAGE as error:
             self.reason = f"unreadable: {getattr(error, 'strerror', None) or error}"
             self.at_end = True
 

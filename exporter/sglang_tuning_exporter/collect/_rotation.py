@@ -10,14 +10,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
-from sglang_tuning_exporter.core import compression
+from sglang_tuning_exporter.core import inputs
 
 MOST_FILES = 512  # the newest rotated files of a log that are considered; a directory may hold thousands
 MOST_FOLDERS = 64  # directories beside a log that are searched for rotated files; those that changed last
 OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # opening a FIFO without a writer must not block
 _VOTERS = 32  # numbered files whose times decide whether numbers rise or fall with age
 _MOST_EMPTY = 8  # empty files that are considered: one may get its first text late, but anybody may create thousands
-_MAGIC_BYTES = max(map(len, compression.MAGIC))
+_MAGIC_BYTES = max(map(len, inputs.MAGIC))
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 # logrotate's .1 and -20260131, Docker's .1, the kubelet's .20260318-112205, RotatingFileHandler's .2026-01-31_23
 _SUFFIX = re.compile(r"[.-]\d[\dT:._Z+-]*")
@@ -57,7 +57,7 @@ def packing_of(fd: int, path: str) -> str:
     """Return the extension that belongs to a compressed file, empty for any other; `multilog` and `compressext` give it another name."""
     if named := packing(path):
         return named
-    found = compression.packing(os.pread(fd, _MAGIC_BYTES, 0))
+    found = inputs.packing(os.pread(fd, _MAGIC_BYTES, 0))
     is_text = found == ".bz2" and _MULTILOG.fullmatch(path.rpartition("/")[2]) is None  # it begins with letters
     return "" if is_text else found
 
@@ -76,7 +76,7 @@ def opened(path: str) -> Iterator[int]:
 def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
     """Open the text of a compressed file. Raise `OSError` for a format that Python cannot read."""
     extension = packing_of(fd, name)
-    opener = compression.OPENERS.get(extension)
+    opener = inputs.OPENERS.get(extension)
     if opener is None:
         raise OSError(f"{extension} files cannot be read")
     with os.fdopen(os.dup(fd), "rb") as file:

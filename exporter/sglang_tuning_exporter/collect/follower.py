@@ -25,7 +25,7 @@ from typing import BinaryIO
 from sglang_tuning_exporter.collect import _rotation as rotation
 from sglang_tuning_exporter.collect._log_file import STDIN, SURE_BYTES, Key, Lines, LogFile, Mark, make_mark, mark_from
 from sglang_tuning_exporter.collect._rotation import RotatedFile
-from sglang_tuning_exporter.core import compression
+from sglang_tuning_exporter.core import inputs
 
 LINGER_SECONDS = 10.0  # logrotate creates the new file before it signals the writer; some processes reopen it later
 DELETED_SECONDS = 60.0  # then a quiet deleted file is closed: an open one keeps its disk space
@@ -241,7 +241,7 @@ class Log:
             made = LogFile(self.path, fd, Lines(self.limit, self.counts), place.path)
             if mark is not None and mark.position:
                 made.continue_at(mark.position)
-        except compression.DAMAGE as error:  # deleted at this moment, or not readable
+        except inputs.DAMAGE as error:  # deleted at this moment, or not readable
             if fd is not None:
                 os.close(fd)
             self._count_lost(

@@ -17,7 +17,7 @@ from sglang_tuning_exporter.collect._rotation import opened
 from sglang_tuning_exporter.collect._state_file import StateFile
 from sglang_tuning_exporter.collect.follower import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.core import compression, wrapping
+from sglang_tuning_exporter.core import inputs, wrapping
 from sglang_tuning_exporter.core.events import Event, is_count
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import READ_SECONDS, UNKNOWN_AGE, Watch
@@ -314,7 +314,7 @@ def _log_changes(changes: list[tuple[FileStatus, FileStatus]]) -> None:
                 path,
                 now.lost,
                 clean(now.last_lost),
-                ", ".join(compression.READABLE),
+                ", ".join(inputs.READABLE),
             )
 
 

@@ -13,7 +13,7 @@ from math import ceil, floor, inf, log2
 from typing import TypeAlias
 
 from sglang_tuning_exporter.core import measures, suspects, transfers
-from sglang_tuning_exporter.core.endings import CLASSES, shortened
+from sglang_tuning_exporter.core.events import ENDINGS, shortened
 from sglang_tuning_exporter.core.facts import Said
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.rows import BY_ID, OUT_OF_MEMORY, Row
@@ -893,7 +893,7 @@ def _by_explanation(view: View, holding: frozenset[str]) -> list[Change]:
     said = view.explanation
     if said is not None and any(row in holding for row in _FAILURES_OF.get(said.word, ())):
         return []  # the failure beside it has the advice
-    ending = CLASSES[said.word if said is not None else "unknown"]
+    ending = ENDINGS[said.word if said is not None else "unknown"]
     do = _say(ending.do, ending.why, ending.not_if)
     if said is None:
         return [*_named(view, view.ended), do]

@@ -6,29 +6,32 @@ order are made such before they are read: JSON documents of log stores, UTF-16, 
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import glob
+import gzip
 import heapq
 import io
 import json
+import lzma
 import os
 import re
 import stat
 import sys
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from itertools import chain, islice, pairwise
 from math import inf
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core.compression import DAMAGE, OPENERS, REMEDIES, packing
-from sglang_tuning_exporter.core.endings import CAUSE, CLASSES, class_of, quoted, shortened
-from sglang_tuning_exporter.core.events import Event, Rank
+from sglang_tuning_exporter.core.events import CAUSE, ENDINGS, Event, Rank, class_of, quoted, shortened
 from sglang_tuning_exporter.core.findings import FIRST_DATED_SECOND
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.wrapping import field_of, parsed, records_at, time_of, without_known
@@ -66,6 +69,42 @@ _VARYING = re.compile(
 )
 _TEXT_OF_JSON = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*')
 _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+
+# Packed logs
+
+# Functions that open the text of a compressed file, by its extension, and what they raise where it is truncated or damaged.
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
+MAGIC = {  # the first bytes of compressed files
+    b"\x1f\x8b": ".gz",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ\0": ".xz",
+    b"(\xb5/\xfd": ".zst",
+    b"PK\x03\x04": ".zip",
+    b"7z\xbc\xaf\x27\x1c": ".7z",
+    b"\x04\x22\x4d\x18": ".lz4",
+}
+REMEDIES = {  # what to do with files that cannot be read here
+    ".zst": "install sglang-tuning-exporter[zstd], or unpack it with zstd -d",
+    ".zip": "unpack it, or give its text: unzip -p",
+    ".7z": "unpack it, or give its text: 7z e -so",
+    ".lz4": "unpack it, or give its text: lz4 -dc",
+}
+
+with suppress(ImportError):
+    try:  # from Python 3.14 on
+        _zstd: Any = import_module("compression.zstd")
+    except ImportError:
+        _zstd = import_module("backports.zstd")
+    OPENERS[".zst"] = _zstd.open
+    DAMAGE += (_zstd.ZstdError,)
+READABLE = tuple(OPENERS)
+
+
+def packing(first: bytes) -> str:
+    """Return the extension that belongs to the first bytes of a compressed file; empty for any other."""
+    return next((extension for magic, extension in MAGIC.items() if first.startswith(magic)), "")
+
 
 # Texts that are not lines in time order
 
@@ -685,7 +724,7 @@ class Logs:
 
     def _said_error(self) -> str:
         """Quote the error in an input that has no line of SGLang's, with what helps against it."""
-        known = CLASSES[class_of([self._error])]
+        known = ENDINGS[class_of([self._error])]
         told = f"; {known.what}: {known.do}" if known.weight >= CAUSE else ""
         return f", but an error: “{shortened(self._error)}”{told}" if self._error else ""
 

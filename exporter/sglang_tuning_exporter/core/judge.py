@@ -12,8 +12,8 @@ from math import inf
 from typing import Literal
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import advice, endings, measures, suspects
-from sglang_tuning_exporter.core.events import Event
+from sglang_tuning_exporter.core import advice, measures, suspects
+from sglang_tuning_exporter.core.events import CAUSE, Event
 from sglang_tuning_exporter.core.findings import (
     URGENCY,
     Change,
@@ -73,7 +73,7 @@ def weigh(view: View) -> Measured:
     view = suspects.explained(explained(view))
     figures = {row.id: figure for row in ROWS if (figure := measure(row, view)) is not None}
     holds = {name for name, figure in figures.items() if figure.holds} if not view.stopped else set()
-    if view.explanation is not None and endings.denies_memory(view.explanation) and "crashed" in holds:
+    if view.explanation is not None and view.explanation.denies_memory and "crashed" in holds:
         holds -= {*OUT_OF_MEMORY} - {"graph_memory_short"}
     left = [row.id for row in ROWS if row.id in holds - view.profile.accepts and holds.isdisjoint(row.unless)]
     measured = Measured(view, figures, tuple(left))
@@ -418,7 +418,7 @@ def _headline(row: Row, view: View, said: Event | None) -> str:
     """Return the summary of a row; a server that ended while it started did not start."""
     served = view.facts.ready or view.scraped or view.down or "work" in view.last or view.totals["retractions"]
     line = view.explanation
-    of_start = line is not None and (endings.is_of_a_start(line) or _IN_START.search(line.place))
+    of_start = line is not None and (line.is_of_a_start or _IN_START.search(line.place))
     if row.id == "crashed" and not served and (view.starting or view.facts.memory or of_start):
         return _in_its_words(row, "SGLang did not start.", said)
     return _in_its_words(row, advice.fill(row.summary, advice.figures_of(view)), said)
@@ -429,9 +429,9 @@ _IN_START = re.compile(r" in (?:__init__|initialize|_?init_\w+|load_\w+|_?launch
 
 def _in_its_words(row: Row, headline: str, said: Event | None) -> str:
     """Add to the headline of an end the words of the line that explains it, if that is more than that it ended."""
-    if said is None or row.id not in {"crashed", "server_down"} or endings.CLASSES[said.word].weight < endings.CAUSE:
+    if said is None or row.id not in {"crashed", "server_down"} or said.ending.weight < CAUSE:
         return headline
-    words = endings.shortened(said.text)
+    words = said.short
     words = words if words.endswith(("?", "!", "…")) else words.rstrip(".") + "."
     return f"{headline.rstrip('.')}: {words}"
 
@@ -441,7 +441,7 @@ def _sentence(row: Row, view: View, figure: Figure, said: Event | None) -> str:
     if row.id == "scheduler_stuck" and view.stuck is not None:
         return view.stuck.sentence
     if row.id == "crashed" and said is not None and said.word != "unknown":
-        return f"{endings.CLASSES[said.word].what}{f' ({at})' if (at := endings.where(said)) else ''}"
+        return f"{said.ending.what}{f' ({said.where})' if said.where else ''}"
     ended = (
         view.ended if ": " in view.ended else f"that {view.ended or 'it ended'}"
     )  # an error is said in its own words
@@ -456,11 +456,7 @@ def _said(row: str, view: View) -> str:
     facts, totals = view.facts, view.totals
     if row == "kv_transfer_failing":
         failed, line = view.failed_transfers, view.transfer
-        why = (
-            f", with: {endings.shortened(endings.quoted(line.text)).rstrip('.')}"
-            if line is not None and endings.quoted(line.text)
-            else ""
-        )
+        why = f", with: {line.short.rstrip('.')}" if line is not None and line.text else ""
         side = f" on this {line.word} server" if line is not None and line.word else ""
         return f"{failed:,.0f} request{'' if failed == 1 else 's'} failed{side}{why}; {amount(view.per_minute(failed), 'per_minute')}"
     if row == "no_kv_cache" and facts.no_pool is not None:
@@ -473,7 +469,7 @@ def _said(row: str, view: View) -> str:
         of = f" of {drafts:g} draft tokens" if drafts else ""
         return f"accept length {totals['accepted'] / totals['accepted:n']:.2f}{of}; a step without speculation gives 1"
     if row == "hicache_degraded" and view.hicache is not None:
-        return endings.shortened(endings.quoted(view.hicache.text)).rstrip(".")
+        return view.hicache.short.rstrip(".")
     return " and ".join(words for *_, words in measures.costly_settings(view)) if row == "costly_settings" else ""
 
 

@@ -17,8 +17,7 @@ from signal import Signals
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sglang_tuning_exporter.core.endings import LONGEST_TEXT, class_of, quoted
-from sglang_tuning_exporter.core.events import NO_RANK, Event
+from sglang_tuning_exporter.core.events import LONGEST_TEXT, NO_RANK, Event, class_of, quoted
 from sglang_tuning_exporter.core.wrapping import (
     DAY,
     FIRST_DATED,

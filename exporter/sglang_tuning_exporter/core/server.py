@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.capacity import StepSums
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import endings
-from sglang_tuning_exporter.core.events import Event, Rank
+from sglang_tuning_exporter.core.events import CAUSE, ENDINGS, Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import CHECK_GAP_SECONDS, Counters, Progress, RankGains
 from sglang_tuning_exporter.core.transfers import says_why
@@ -1301,24 +1300,18 @@ class Server:
     def settle(self) -> None:
         """Take the last line of a log as an end, if it explains one and nothing worked on after it."""
         said = self.explanation
-        if (
-            said is None
-            or self.ended
-            or not endings.is_sure(said)
-            or said.word == "hang"
-            or endings.CLASSES[said.word].weight < endings.CAUSE
-        ):
+        if said is None or self.ended or not said.is_sure or said.word == "hang" or said.ending.weight < CAUSE:
             return
-        if self._failed and not endings.denies_memory(said):
+        if self._failed and not said.denies_memory:
             return  # the failure is the finding
         if self.last.get("work", -inf) <= (inf if said.time is None else said.time):
             self._take_end(Event("end", said.time, word="aborted", marked=said.marked), self.now or 0.0)
 
     def _take_words(self, event: Event, now: float) -> None:
         """Take a line that may explain an end: before it, or after its first line."""
-        said = replace(event, time=now, word=event.word if event.word in endings.CLASSES else "unknown")
+        said = replace(event, time=now, word=event.word if event.word in ENDINGS else "unknown")
         self.last["words"] = now
-        if endings.is_better(said, self.explanation):
+        if self.explanation is None or said.explains_better(self.explanation):
             self.explanation = said
             if self.ended or any(now - at <= REPEAT_SECONDS for at in self._failed.values()):
                 self.end_explanation = said

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import endings
 from sglang_tuning_exporter.core.findings import (
     TONES,
     Change,
@@ -88,11 +87,10 @@ def times(finding: Finding, judged: Judgement) -> str:
 def quotation(finding: Finding) -> str:
     """Return SGLang's own words that explain a finding, where the headline does not have them whole."""
     said = finding.explained_by
-    if said is None or said.word == "cut" or endings.shortened(said.text).rstrip(".") in finding.headline:
+    if said is None or said.word == "cut" or said.short.rstrip(".") in finding.headline:
         return ""
     marked = " This line stands beside text that clients can write." if said.marked else ""
-    place = endings.where(said)
-    at = f" ({place})" if place and place not in finding.sentence else ""
+    at = f" ({said.where})" if said.where and said.where not in finding.sentence else ""
     return f"In its log: “{said.text}”{at}.{marked}"
 
 

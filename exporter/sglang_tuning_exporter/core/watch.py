@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 from typing import TypeAlias
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import endings
 from sglang_tuning_exporter.core.alerts import Clocks
-from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, from_json, is_count, lists, to_json
+from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, aged, is_count, lists, to_json
 from sglang_tuning_exporter.core.exposed import Words
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.judge import Measured, findings, going_on_first, judgement_of, seen, timed, weigh
@@ -662,7 +662,9 @@ class Watch:
             "words": self.words.saved(now),
             "starts": [now - at for at in self.server.started_at],
             "outages": [[now - begin, now - end] for begin, end in self._outages],
-            "end": endings.to_json(self.server.end_explanation, now),
+            "end": [
+                [now - (end.time or now), to_json(end)] for end in (self.server.end_explanation,) if end is not None
+            ],
         }
 
     def restore(self, saved: object, now: float, age: float) -> None:
@@ -678,17 +680,15 @@ class Watch:
                 case [str(kind), str(reason), int() as number] if number >= 0:
                     self.doubtful[kind, reason] = number
         self.ledger.restore(document.get("ledger"), then)
-        for entry in lists(document.get("waiting"))[:MOST_WAITING]:
-            event = from_json(entry[1]) if len(entry) == 2 and is_count(entry[0]) else None
-            if event is not None:
-                self._waiting.append((then - entry[0], event))
+        self._waiting.extend(islice(aged(document.get("waiting"), then), MOST_WAITING))
         if age <= UNKNOWN_AGE:
             self.server.counters.former = self._former(document.get("retracted"))
             self.clocks.restore(document.get("clocks"), then)
         self.words.restore(document.get("words"), then)
         starts = document.get("starts")
         self.server.started_at.extend(then - at for at in (starts if isinstance(starts, list) else ()) if is_count(at))
-        self.server.end_explanation = endings.from_json(document.get("end"), then)
+        ends = (replace(event, time=at) for at, event in aged(document.get("end"), then) if event.kind == "words")
+        self.server.end_explanation = next(ends, None)
         for entry in lists(document.get("outages")):
             if len(entry) == 2 and all(map(is_count, entry)):
                 self._outages.append((then - entry[0], then - entry[1]))

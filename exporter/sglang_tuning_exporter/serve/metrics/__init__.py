@@ -10,7 +10,7 @@ from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.capacity import Estimate
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import profiles, resolve
-from sglang_tuning_exporter.core import capacities, endings, exposed, lines, rows, scrapes
+from sglang_tuning_exporter.core import capacities, exposed, lines, rows, scrapes
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.serve.metrics.families import (
@@ -543,5 +543,5 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
     yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in scrapes.STAGES)
     doc = "Why the server ended: the class of the line of its log that explains it, and its words, without secrets. Absent while the server may run."
     end, line = gauge("end_info", doc, "class", "words"), watch.server.end_explanation
-    words = ("unknown", watch.server.ended) if line is None else (line.word, endings.shortened(line.text))
+    words = ("unknown", watch.server.ended) if line is None else (line.word, line.short)
     yield end.with_samples([(*map(shortened, words), 1.0)] if watch.server.ended else [])
