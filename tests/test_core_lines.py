@@ -416,6 +416,13 @@ def test_behind_a_line_that_had_not_ended_nothing_counts() -> None:
     assert reader.unreadable == {"batch_line": 1}
 
 
+def test_a_line_of_a_full_pool_without_the_ratio_that_every_release_prints_is_no_retraction() -> None:
+    reader = Reader()
+    assert not reader.read((STAMP + RETRACTION.partition(", #new_token_ratio")[0]).encode())
+    assert reader.unreadable == {"retraction_line": 1}
+    assert len(reader.read(f"{STAMP}{RETRACTION[:60]}[2025-11-20 11:40:14 TP1] {DECODE}".encode())) == 1
+
+
 @pytest.mark.parametrize("figure", ["1e999", "9" * 6000, "-4", "nan"])
 def test_a_figure_that_no_server_prints_is_left_out(figure: str) -> None:
     [event] = read(STAMP + DECODE.replace("#queue-req: 9", f"#queue-req: {figure}"))

@@ -784,7 +784,9 @@ class Reader:
             if each[1] not in fields:
                 fields[each[1]] = each[2]
                 self._read_field(event, each[1], each[2], each.start(2))
-        if not event.figures.keys() & _NEEDED[row.kind]:
+        # Every release ends the line about a full pool with the ratio: one without it is a text of somebody else's.
+        is_short = row.kind == "retraction" and not row.figures and torn is None and b"#new_token_ratio" not in fields
+        if is_short or not event.figures.keys() & _NEEDED[row.kind]:
             self.unreadable["retraction_line" if row.kind == "retraction" else "batch_line"] += 1
             return "other"
         if row.kind != "retraction":
