@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench import corpus, equivalence, processes, server
 from bench.table import Table
-from sglang_tuning_exporter.sglang.metrics import exposition as sglang
-from sglang_tuning_exporter.sglang.metrics import page_figures as facts
+from sglang_tuning_exporter.sglang import exposition as sglang
+from sglang_tuning_exporter.sglang import metrics as facts
 
 PAGE_RANKS, PAGE_RUNS = 24, 7
 

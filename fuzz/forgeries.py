@@ -17,7 +17,7 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import Recording, load
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.sglang.metrics import page_figures as facts
+from sglang_tuning_exporter.sglang import metrics as facts
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("steady", "retract", "big_queue", "v0.5.9-retract", "dp2", "client_limited")

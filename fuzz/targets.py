@@ -39,12 +39,11 @@ from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
 from sglang_tuning_exporter.serve.pages import as_json
 from sglang_tuning_exporter.serve.pages import render as as_page
-from sglang_tuning_exporter.sglang.args.command import command_line
-from sglang_tuning_exporter.sglang.args.printed import parse_server_args
+from sglang_tuning_exporter.sglang import exposition
+from sglang_tuning_exporter.sglang import metrics as facts
 from sglang_tuning_exporter.sglang.clean import holds_secret, is_secret
-from sglang_tuning_exporter.sglang.metrics import exposition
-from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader, ParsedPage
+from sglang_tuning_exporter.sglang.flags import command_line, parse_server_args
+from sglang_tuning_exporter.sglang.metrics import PageReader, ParsedPage
 from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_info
 
 ROOT = Path(__file__).parent.parent

@@ -30,7 +30,7 @@ from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.serve.app import make_app
 from sglang_tuning_exporter.serve.process import bind
 from sglang_tuning_exporter.serve.run import uvicorn_config
-from sglang_tuning_exporter.sglang.metrics import page_figures as facts
+from sglang_tuning_exporter.sglang import metrics as facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

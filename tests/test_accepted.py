@@ -16,7 +16,7 @@ from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.rows import BY_ID, adapted
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.serve import metrics
-from sglang_tuning_exporter.sglang.metrics import exposition
+from sglang_tuning_exporter.sglang import exposition
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.sidecar import Sidecar

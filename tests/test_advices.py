@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.sglang.advices import Advice, is_text, pieces_of, recognise, table
-from sglang_tuning_exporter.sglang.args.flags import argument_names
+from sglang_tuning_exporter.sglang.flags import argument_names
 
 CAPTURES = sorted((Path(__file__).parent / "captures").glob("*.tar.xz"))
 NO_CACHE = (

@@ -12,8 +12,7 @@ import requests
 
 from conftest import config, web
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.sglang.args.flags import argument_names
-from sglang_tuning_exporter.sglang.args.printed import READ_ARGUMENTS
+from sglang_tuning_exporter.sglang.flags import READ_ARGUMENTS, argument_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +35,7 @@ def named_in_the_core() -> set[str]:
 
 
 def test_what_is_sent_is_what_the_core_names() -> None:
-    assert named_in_the_core() - NOT_JUDGED == READ_ARGUMENTS, "sglang/args/printed.py lists them"
+    assert named_in_the_core() - NOT_JUDGED == READ_ARGUMENTS, "sglang/flags.py lists them"
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,16 @@ from unittest.mock import ANY
 import pytest
 
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.sglang.args.command import command_line
-from sglang_tuning_exporter.sglang.args.flags import flag_of, infer_version, release_of, releases
-from sglang_tuning_exporter.sglang.args.printed import parse_server_args
-from sglang_tuning_exporter.sglang.args.refusals import checks, have_effect
+from sglang_tuning_exporter.sglang.flags import (
+    checks,
+    command_line,
+    flag_of,
+    have_effect,
+    infer_version,
+    parse_server_args,
+    release_of,
+    releases,
+)
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
 HERE = Path(__file__).parent

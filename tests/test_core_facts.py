@@ -9,7 +9,7 @@ import pytest
 
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures
+from sglang_tuning_exporter.sglang.metrics import RankFigures
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 LOGS = Path(__file__).parent / "data" / "logs"

@@ -10,7 +10,7 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.scrapes import Stuck
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 from test_core_course import BEGIN, decode, stamp, start
 

@@ -18,8 +18,7 @@ from sglang_tuning_exporter.core.judge import judge
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.summary import command
 from sglang_tuning_exporter.core.view import View
-from sglang_tuning_exporter.sglang.args.flags import flag_of, print_factor, releases
-from sglang_tuning_exporter.sglang.args.refusals import have_effect
+from sglang_tuning_exporter.sglang.flags import flag_of, have_effect, print_factor, releases
 from views import Load, late, seen
 
 STEPS = 12  # of advice followed one after the other

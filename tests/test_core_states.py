@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.core.server import STATES, Server
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
 
 SIGNALS = STATES.keys()
 

@@ -9,7 +9,7 @@ import pytest
 from sglang_tuning_exporter.core.judge import judge
 from sglang_tuning_exporter.core.suspects import SUSPECTS, proven
 from sglang_tuning_exporter.core.view import View
-from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.flags import flag_of, releases
 from views import Load, late, seen
 
 RELEASE = "0.5.23"

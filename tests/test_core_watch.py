@@ -20,8 +20,7 @@ from sglang_tuning_exporter.core.text import counted
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import Histogram, RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 from test_core_course import ARGUMENTS, BEGIN, decode, judged, prefill, retraction, stamp, start
 from watched import end_of, watched

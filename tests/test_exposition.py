@@ -20,9 +20,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_tuning_exporter.recordings.replay import packaged
-from sglang_tuning_exporter.sglang.metrics import exposition
-from sglang_tuning_exporter.sglang.metrics.catalogue import ON_BOARDS
-from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
+from sglang_tuning_exporter.sglang import exposition
+from sglang_tuning_exporter.sglang.metrics import ON_BOARDS, PageReader
 
 ROOT = Path(__file__).parents[1]
 

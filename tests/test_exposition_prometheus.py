@@ -25,8 +25,8 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.recordings.demo import LOOPBACK, Process, free_port, program
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.sglang.metrics import exposition
-from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
+from sglang_tuning_exporter.sglang import exposition
+from sglang_tuning_exporter.sglang.metrics import PageReader
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
 pytestmark = pytest.mark.skipif(program("prometheus") is None or not PRESENT, reason="needs prometheus and promtool")

@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from promtool import evaluated
-from sglang_tuning_exporter.sglang.metrics import catalogue, exposition
-from sglang_tuning_exporter.sglang.metrics import page_figures as facts
-from sglang_tuning_exporter.sglang.metrics.histograms import MOST_BOUNDS, Histogram
-from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader, ParsedPage, RankFigures, Scrape
+from sglang_tuning_exporter.sglang import exposition
+from sglang_tuning_exporter.sglang import metrics as facts
+from sglang_tuning_exporter.sglang.metrics import MOST_BOUNDS, Histogram, PageReader, ParsedPage, RankFigures, Scrape
 
 PAGES = Path(__file__).parent / "data" / "metrics"
 
@@ -116,7 +115,7 @@ def test_families_of_a_later_release_are_counted_and_those_of_known_ones_are_not
 
 
 def test_the_table_describes_every_fact_and_every_row_names_a_family_that_exists() -> None:
-    rows = catalogue.describe()
+    rows = facts.describe()
     described = {fact.split(".")[0] for fact, *_ in rows}
     per_rank = {field.name for field in fields(RankFigures)} - {"dp"}
     of_the_server = {field.name for field in fields(Scrape)} - {

@@ -12,7 +12,7 @@ from sglang_tuning_exporter.collect import log as logbook
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.sglang.metrics.page_figures import Scrape
+from sglang_tuning_exporter.sglang.metrics import Scrape
 
 START = b"[2025-11-20 10:00:00] server_args={'tp_size': 1, 'port': 30000}\n"
 OOM = b"[2025-11-20 11:50:00] Decode out of memory. Try to lower your batch size.\n"

@@ -33,8 +33,8 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import MOST_SCHEDULERS
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics.families import LONGEST_LABEL
-from sglang_tuning_exporter.sglang.metrics.exposition import LONGEST_LINE, MOST_LINES
-from sglang_tuning_exporter.sglang.metrics.page_figures import MOST_RANKS
+from sglang_tuning_exporter.sglang.exposition import LONGEST_LINE, MOST_LINES
+from sglang_tuning_exporter.sglang.metrics import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

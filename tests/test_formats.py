@@ -15,7 +15,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from conftest import SERVING, FakeSGLang, reply, running_exporter
 from sglang_tuning_exporter.serve.app import openmetrics, qualities, response
-from sglang_tuning_exporter.sglang.metrics.exposition import passthrough, scan
+from sglang_tuning_exporter.sglang.exposition import passthrough, scan
 
 PAGES = sorted((Path(__file__).parent / "data" / "metrics").glob("*.prom"))
 PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"

@@ -24,7 +24,7 @@ from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import REPEAT_SECONDS
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
 
 LOCK = threading.RLock()
 AT = "[2025-11-20 11:40:10{ranks}] "

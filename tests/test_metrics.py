@@ -33,7 +33,7 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import PREFIX, Family, gauge, info, text_format
-from sglang_tuning_exporter.sglang.metrics import exposition, page_figures
+from sglang_tuning_exporter.sglang import exposition, metrics
 
 # What prometheus_client exposes of the exporter's own process.
 OWN_PROCESS = {
@@ -201,7 +201,7 @@ def under_load(ranks: int) -> Sidecar:
     begin = sidecar.now() - 600
     sidecar.watch.begin = begin
     for at in range(0, 601, 15):
-        sidecar.watch.take(page_figures.read(page(ranks)), begin + at)
+        sidecar.watch.take(metrics.read(page(ranks)), begin + at)
         sidecar.watch.judge(begin + at)
     return sidecar
 

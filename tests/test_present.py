@@ -15,7 +15,7 @@ from sglang_tuning_exporter.core.server import MOST_SCHEDULERS
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
-from sglang_tuning_exporter.sglang.metrics import page_figures
+from sglang_tuning_exporter.sglang import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,7 +115,7 @@ def watched(steps: Iterable[tuple[float, str | bytes]]) -> Watch:
     watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True), Reader()
     for at, what in steps:
         if isinstance(what, str):
-            watch.take(page_figures.read(what), BEGIN + at)
+            watch.take(metrics.read(what), BEGIN + at)
             continue
         for event in reader.read(what):
             event.time = BEGIN + at
@@ -155,6 +155,6 @@ def test_a_bad_page_right_after_a_restart_counts_nothing_again(first: str) -> No
     watch = Watch(PROFILES["online"], BEGIN + 100, reads=True, scrapes=True)
     watch.restore(json.loads(json.dumps(before.saved(BEGIN + 90))), BEGIN + 100, 10.0)
     for at, page in ((101, first), (116, retracted(317)), (180, retracted(317))):
-        watch.take(page_figures.read(page), BEGIN + at)
+        watch.take(metrics.read(page), BEGIN + at)
         watch.advance(BEGIN + at)
     assert watch.server.counted["retracted"] == 307

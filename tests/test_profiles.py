@@ -13,7 +13,7 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.judge import judge
 from sglang_tuning_exporter.core.view import View
-from sglang_tuning_exporter.sglang.args.flags import flag_of, releases
+from sglang_tuning_exporter.sglang.flags import flag_of, releases
 from views import Load, seen
 
 

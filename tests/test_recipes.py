@@ -144,7 +144,7 @@ def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value_rule_runbook_and
         f'{value}    "batch_queue_short": _always("scheduler_recv_interval", 10.0),\n',
     )
     arguments = '"served_model_name", "speculative_algorithm"'
-    tree.replace(PACKAGE + "sglang/args/printed.py", arguments, f'"scheduler_recv_interval", {arguments}')
+    tree.replace(PACKAGE + "sglang/flags.py", arguments, f'"scheduler_recv_interval", {arguments}')
     assert {
         "alerts/rules/sglang-tuning.rules.yml",
         "alerts/runbooks/SGLangBatchQueueShort.md",

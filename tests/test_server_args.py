@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.args.printed import parse_server_args
+from sglang_tuning_exporter.sglang.flags import parse_server_args
 from sglang_tuning_exporter.sglang.server_info import Load, parse_loads, parse_server_info
 
 LOGS = Path(__file__).parent / "data" / "logs"

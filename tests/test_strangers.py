@@ -8,7 +8,7 @@ import pytest
 
 from conftest import SERVING, Exporter, FakeSGLang, reply, running_exporter, wait_for
 from sglang_tuning_exporter.core.judge import STARTING
-from sglang_tuning_exporter.sglang.metrics.exposition import owner_of
+from sglang_tuning_exporter.sglang.exposition import owner_of
 from test_core_watch import Beside
 
 VLLM = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name="m"} 1.0\n'

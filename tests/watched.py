@@ -6,7 +6,7 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import Recording
-from sglang_tuning_exporter.sglang.metrics import page_figures
+from sglang_tuning_exporter.sglang import metrics
 from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
 READY = 1_763_640_000.0  # unix seconds at which every recording is ready
@@ -24,7 +24,7 @@ def watched(recorded: Recording, profile: str = "online", sources: str = "both")
     for at, is_scrape, text in sorted([*lines, *scrapes], key=lambda piece: piece[:2]):
         if is_scrape:
             starts = watch.server.starts
-            watch.take(page_figures.read(text.decode()), READY + at)
+            watch.take(metrics.read(text.decode()), READY + at)
             if info is not None and watch.server.starts != starts:
                 watch.take(info)  # it is asked for after each start
             continue

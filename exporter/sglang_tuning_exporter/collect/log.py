@@ -21,7 +21,7 @@ from sglang_tuning_exporter.core import inputs, wrapping
 from sglang_tuning_exporter.core.events import Event, is_count
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import READ_SECONDS, UNKNOWN_AGE, Watch
-from sglang_tuning_exporter.sglang.args import flags
+from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.clean import clean
 
 # A log that grows faster than one poll reads is polled again without a pause.

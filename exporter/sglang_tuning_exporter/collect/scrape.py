@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urljoin, urlsplit
 
 from sglang_tuning_exporter.config.files import key_in
-from sglang_tuning_exporter.sglang.metrics.exposition import owner_of
+from sglang_tuning_exporter.sglang.exposition import owner_of
 from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo, parse_loads, parse_server_info
 
 Reason: TypeAlias = Literal[

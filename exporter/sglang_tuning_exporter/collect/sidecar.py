@@ -23,10 +23,9 @@ from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.core import rows, summary
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.watch import AWAY, Watch
-from sglang_tuning_exporter.sglang.args import flags
+from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.clean import cleaned
-from sglang_tuning_exporter.sglang.metrics.catalogue import ON_BOARDS
-from sglang_tuning_exporter.sglang.metrics.page_figures import PageReader
+from sglang_tuning_exporter.sglang.metrics import ON_BOARDS, PageReader
 
 # Pause between two polls of the log: while lines come, and when none has come for two seconds. A log that is copied and
 # truncated may lose lines written since the last poll, so the first pause is short.

@@ -19,8 +19,8 @@ from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.rows import BY_ID, OUT_OF_MEMORY, Row
 from sglang_tuning_exporter.core.server import USUAL_CAPTURED
 from sglang_tuning_exporter.core.view import LOWERED, View
+from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.advices import recognise
-from sglang_tuning_exporter.sglang.args import flags, refusals
 
 # The guide's values.
 RAISED = 1.3
@@ -111,7 +111,7 @@ def _can(view: View, offer: Offer) -> bool:
     if release is None or not named:
         return True
     values = {each.arg: each.to for each in named if each.to is not None}
-    return all(each.flag for each in named) and refusals.have_effect(release, values, typed_settings(view))
+    return all(each.flag for each in named) and flags.have_effect(release, values, typed_settings(view))
 
 
 def _first(view: View, *offers: Offer) -> list[Offer]:
@@ -318,7 +318,7 @@ def _eight_bits(view: View) -> str:
     facts = view.facts
     if facts.is_cpu or not facts.arguments or facts.arguments.get("kv_cache_dtype") not in ("auto", None):
         return ""
-    choices = refusals.choices_of("kv_cache_dtype", facts.release) if facts.release else None
+    choices = flags.choices_of("kv_cache_dtype", facts.release) if facts.release else None
     return next((kind for kind in EIGHT_BITS if choices is None or kind in choices), "")
 
 

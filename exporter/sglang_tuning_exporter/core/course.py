@@ -18,7 +18,7 @@ from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server, Totals, merged
 from sglang_tuning_exporter.core.text import memory_words
 from sglang_tuning_exporter.core.view import View, explained, view_of
-from sglang_tuning_exporter.sglang.args.printed import VARYING_ARGS, are_same_settings
+from sglang_tuning_exporter.sglang.flags import VARYING_ARGS, are_same_settings
 
 STEP_SECONDS = 30.0
 PAUSE_SECONDS = 60.0  # between two steps; beyond it nothing was known

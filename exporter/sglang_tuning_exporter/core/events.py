@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sglang_tuning_exporter.sglang import clean
-from sglang_tuning_exporter.sglang.metrics.page_figures import MOST_RANKS
+from sglang_tuning_exporter.sglang.metrics import MOST_RANKS
 
 LONGEST_TEXT, LONGEST_WORDS = 2000, 200
 CAUSE = 2  # the weight of a class that says more than that it ended

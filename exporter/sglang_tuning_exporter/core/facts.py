@@ -11,11 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
-from sglang_tuning_exporter.sglang import server_info
+from sglang_tuning_exporter.sglang import flags, server_info
 from sglang_tuning_exporter.sglang.advices import Advice, recognise
-from sglang_tuning_exporter.sglang.args import flags
-from sglang_tuning_exporter.sglang.args.command import typed_args
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures
+from sglang_tuning_exporter.sglang.metrics import RankFigures
 
 DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval
 # With one of these a request may also wait for an adapter's slot, its prefix or a larger batch; or few start at a time
@@ -270,7 +268,7 @@ class Facts:
     @cached_property
     def typed_arguments(self) -> dict[str, object] | None:
         """The arguments that were typed, by name; None where the start is not in the log."""
-        return typed_args(self.release, self.arguments) if self.knows_arguments else None
+        return flags.typed_args(self.release, self.arguments) if self.knows_arguments else None
 
     @property
     def is_first_edition(self) -> bool:

@@ -37,7 +37,7 @@ from sglang_tuning_exporter.core.rows import (
 )
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, USUAL_CAPTURED, WAITS, Server, Totals
 from sglang_tuning_exporter.core.view import View, explained
-from sglang_tuning_exporter.sglang.args.refusals import have_effect
+from sglang_tuning_exporter.sglang.flags import have_effect
 
 NO_LIMIT, IDLE, NOT_ENOUGH, STARTING = "no_limit_in_log", "idle", "not_enough_data", "starting"
 HEALTHY, UNEXPLAINED, STOPPED = "healthy", "unexplained", "stopped"

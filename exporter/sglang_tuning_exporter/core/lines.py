@@ -31,7 +31,7 @@ from sglang_tuning_exporter.core.wrapping import (
     stamp_of,
 )
 from sglang_tuning_exporter.sglang.advices import recognise
-from sglang_tuning_exporter.sglang.args.printed import parse_server_args
+from sglang_tuning_exporter.sglang.flags import parse_server_args
 
 _LONGEST_BATCH, _LONGEST_MEMORY = 4096, 16_384
 _KEPT = 4096  # stamps

@@ -16,7 +16,7 @@ from sglang_tuning_exporter.core import suspects
 from sglang_tuning_exporter.core.findings import Value
 from sglang_tuning_exporter.core.suspects import LATE_TIMES, PAGED_BACKENDS, SLOW_BURN_TIMES
 from sglang_tuning_exporter.core.view import MOSTLY_PREFILL, SHARING, SHORTEST_TIMEOUT, View
-from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.sglang.metrics import Histogram
 
 Measure: TypeAlias = Callable[[View], float | None]
 CEILING = 1.43  # min(0.7 x conservativeness, 1): above it the flag has no effect

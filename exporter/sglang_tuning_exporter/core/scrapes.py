@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
-from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import SERVER_COUNTS, Histogram, RankFigures, Scrape
 
 _T = TypeVar("_T", Scrape, RankFigures)
 Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]

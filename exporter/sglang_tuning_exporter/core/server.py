@@ -20,8 +20,7 @@ from sglang_tuning_exporter.core.events import CAUSE, ENDINGS, Event, Rank
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import CHECK_GAP_SECONDS, Counters, Progress, RankGains
 from sglang_tuning_exporter.core.transfers import says_why
-from sglang_tuning_exporter.sglang.metrics.catalogue import SERVER_COUNTS
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import SERVER_COUNTS, RankFigures, Scrape
 
 BUCKET_SECONDS = 10.0
 OVERDUE = 2.5  # intervals between two lines; then nothing is decoded any more

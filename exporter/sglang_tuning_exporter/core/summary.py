@@ -12,7 +12,7 @@ from sglang_tuning_exporter.core.findings import Judgement, Series, Start
 from sglang_tuning_exporter.core.server import SIGNALS, Server, Totals
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.core.watch import Watch
-from sglang_tuning_exporter.sglang.args.command import command_line
+from sglang_tuning_exporter.sglang.flags import command_line
 
 # Of the counts: the name in a report.
 COUNTS = {

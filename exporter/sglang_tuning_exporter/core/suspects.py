@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sglang_tuning_exporter.core.findings import Value
 from sglang_tuning_exporter.core.view import View, counted
-from sglang_tuning_exporter.sglang.args import flags
+from sglang_tuning_exporter.sglang import flags
 
 OFTEN = 0.25  # of the serving time: less than for a finding
 EMPTY_PAGES, EMPTY_PAGES_ALLOWED, PAGE_SIZES = 0.25, 0.1, (64, 32, 16, 1)

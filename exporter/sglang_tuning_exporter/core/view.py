@@ -12,7 +12,7 @@ from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.scrapes import LATENCIES, Stuck
 from sglang_tuning_exporter.core.server import MOST_RESERVED, SIGNALS, WAITS, Hang, Server, Totals, mean_prompt
-from sglang_tuning_exporter.sglang.metrics.histograms import Histogram
+from sglang_tuning_exporter.sglang.metrics import Histogram
 
 # Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.
 CONSTANT_BATCH = 0.8

@@ -23,7 +23,7 @@ from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.server import LATENCIES_JUDGED, WORKS_ON_SECONDS, Server, Totals
 from sglang_tuning_exporter.core.view import BURN_RATES, View, view_of
 from sglang_tuning_exporter.sglang import server_info
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
 
 KEPT_SECONDS = 6 * 3600.0  # of sums, for the chart
 SETTLED_SECONDS = 2.0  # after which a scrape shows what a line says

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.core.events import NO_RANK, Rank
-from sglang_tuning_exporter.sglang.metrics.page_figures import MOST_RANKS
+from sglang_tuning_exporter.sglang.metrics import MOST_RANKS
 
 LONGEST = 262_144  # bytes read of a line; `server_args=` has about 20 kB
 DAY = 86_400

@@ -13,7 +13,7 @@ from sglang_tuning_exporter.mixin._rendering import filled, render
 from sglang_tuning_exporter.mixin.boards.looks import ADVICE_IN_WORDS
 from sglang_tuning_exporter.serve.metrics import reference_sections
 from sglang_tuning_exporter.serve.metrics.families import Family
-from sglang_tuning_exporter.sglang.metrics import catalogue, exposition
+from sglang_tuning_exporter.sglang import exposition, metrics
 
 # The unit by the end of a name, as Prometheus's naming guide has it.
 _UNITS = {
@@ -215,9 +215,9 @@ def with_tables(readme: str) -> str:
 def _sources() -> str:
     """Write the sources of each fact, with the releases that have them."""
     facts: dict[str, tuple[list[str], list[str]]] = {}
-    for fact, metric, label, versions in catalogue.describe():
-        metrics, _ = facts.setdefault(fact, ([], []))
-        metrics.append(_escaped(f"`{metric}{label}` {versions}"))
+    for fact, metric, label, versions in metrics.describe():
+        names, _ = facts.setdefault(fact, ([], []))
+        names.append(_escaped(f"`{metric}{label}` {versions}"))
     for fact, since, where in LOGGED:
         _, lines = facts.setdefault(fact, ([], []))
         lines.append(f"{where} {since}+")

@@ -15,10 +15,8 @@ from typing import Any
 from sglang_tuning_exporter.core import wrapping
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.sglang import clean
-from sglang_tuning_exporter.sglang.args import flags
-from sglang_tuning_exporter.sglang.metrics import exposition
-from sglang_tuning_exporter.sglang.metrics.catalogue import FAMILIES
+from sglang_tuning_exporter.sglang import clean, exposition, flags
+from sglang_tuning_exporter.sglang.metrics import FAMILIES
 
 ADDRESS, PATH, HOST, MODEL, OTHER = "127.0.0.1", "/path", "host", "model", "scrubbed"
 _SHORTEST_KNOWN = 4  # shorter words also occur with other meanings

@@ -32,7 +32,7 @@ from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.guard import Lane
 from sglang_tuning_exporter.serve.metrics.families import by_rank
-from sglang_tuning_exporter.sglang.args import printed
+from sglang_tuning_exporter.sglang import flags
 
 REFRESH_SECONDS = 10
 NOT_REPORTED = "not reported"
@@ -60,7 +60,7 @@ def render(sidecar: Sidecar, *, still: bool = False, whole: bool = False) -> str
     last = judged.starts[-1].arguments if judged.starts else {}
     shown |= {
         "refresh": None if still or whole else REFRESH_SECONDS,
-        "arguments": printed.shown(last, whole=whole),
+        "arguments": flags.sent(last, whole=whole),
         "shows_all": whole,
     }
     return pages.page(judged, profile, live=shown)
@@ -71,7 +71,7 @@ def as_json(sidecar: Sidecar, *, whole: bool = False) -> bytes:
     with sidecar.view() as now:
         judged = sidecar.judged(now)
     found = document(judged)
-    found["server"]["args"] = printed.shown(found["server"]["args"], whole=whole)
+    found["server"]["args"] = flags.sent(found["server"]["args"], whole=whole)
     return (json.dumps(found, indent=2, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
 
 

@@ -14,10 +14,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_tuning_exporter.sglang.args.printed import is_argument
 from sglang_tuning_exporter.sglang.clean import redacted
-from sglang_tuning_exporter.sglang.metrics.histograms import MOST
-from sglang_tuning_exporter.sglang.metrics.page_figures import RankFigures
+from sglang_tuning_exporter.sglang.flags import is_argument
+from sglang_tuning_exporter.sglang.metrics import MOST, RankFigures
 
 _LIMIT = "effective_max_running_requests_per_dp"
 # Fields of the answer that are no arguments. launch_command repeats the command line with its secrets.

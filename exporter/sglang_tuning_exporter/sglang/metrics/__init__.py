@@ -1,1 +1,0 @@
-"""SGLang's `/metrics` as figures, in each release's own names. Pure; imports only `sglang`."""
