@@ -7,14 +7,13 @@ import json
 import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.exposed import Words, conditions, turned
 from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import view_of
-from sglang_tuning_exporter.core.watch import Ledger, Watch
+from sglang_tuning_exporter.core.watch import Course, Ledger, Watch
 from test_core_course import BEGIN, decode, load, retraction, stamp, start
 from test_core_watch import CRASH, Beside, served
 

@@ -14,8 +14,7 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.scrapes import Counters
-from sglang_tuning_exporter.core.summary import of_now
+from sglang_tuning_exporter.core.server import Counters
 from sglang_tuning_exporter.core.text import counted
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import load
@@ -449,14 +448,14 @@ def test_streams_that_leave_the_queue_unstarted_were_rejected_if_no_client_took_
 def test_a_start_from_before_the_exporter_is_not_shown_beside_a_count_of_no_starts() -> None:
     watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
     watch.recall([event for line in [*start(), decode(12)] for event in reader.read(line.encode())], BEGIN + 15)
-    shown = of_now(watch, watch.judge(BEGIN + 20), BEGIN + 20)
+    shown = watch.whole(watch.judge(BEGIN + 20), BEGIN + 20)
     assert shown.starts[0].time == BEGIN
     assert "starts" not in counted(shown)
 
 
 def test_lines_that_nobody_counted_are_not_shown_as_none() -> None:
     watch = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False)
-    assert "lines" not in counted(of_now(watch, watch.judge(BEGIN + 20), BEGIN + 20))
+    assert "lines" not in counted(watch.whole(watch.judge(BEGIN + 20), BEGIN + 20))
 
 
 def test_tokens_a_second_are_over_the_prefill_between_the_decode_lines_too() -> None:

@@ -23,7 +23,7 @@ from conftest import (
 from sglang_tuning_exporter.collect import sidecar as watching_module
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.scrapes import Progress
+from sglang_tuning_exporter.core.server import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

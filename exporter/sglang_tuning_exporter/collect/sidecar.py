@@ -20,7 +20,7 @@ from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.core import rows, summary
+from sglang_tuning_exporter.core import rows
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.watch import AWAY, Watch
 from sglang_tuning_exporter.sglang import flags
@@ -162,7 +162,7 @@ class Sidecar:
 
     def judged(self, now: float) -> Judgement:
         """Return the judgement with what is shown beside it; call it inside `view`."""
-        judged = summary.of_now(self.watch, self.judge(now), now)
+        judged = self.watch.whole(self.judge(now), now)
         log = self.log
         lines = (
             {} if log is None else {"lines": sum(log.lines.values()), "unrecognised": sum(log.unrecognised.values())}

@@ -12,8 +12,8 @@ from dataclasses import replace
 from math import ceil, floor, inf, log2
 from typing import TypeAlias
 
-from sglang_tuning_exporter.core import measures, suspects, transfers
-from sglang_tuning_exporter.core.events import ENDINGS, shortened
+from sglang_tuning_exporter.core import measures, suspects
+from sglang_tuning_exporter.core.events import ENDINGS, of_transfer, relaxed, shortened
 from sglang_tuning_exporter.core.facts import Said
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.rows import BY_ID, OUT_OF_MEMORY, Row
@@ -795,10 +795,10 @@ def _other_side(view: View, _: frozenset[str]) -> list[Change]:
 def _transfers(view: View, _: frozenset[str]) -> list[Change]:
     """What to look at, by SGLang's own words; then the variable that relaxes it."""
     text = view.transfer.text if view.transfer is not None else ""
-    cause = transfers.cause_of(text)
-    longer = transfers.relaxed(cause, text)
+    cause = of_transfer(text)
+    longer = relaxed(cause, text)
     why = "A longer time-out helps a slow pair, and only delays the error of one that is broken."
-    return [_say(cause.look, cause.why, cause.not_if), *([_say(longer, why, cause.not_if)] if longer else [])]
+    return [_say(cause.do, cause.why, cause.not_if), *([_say(longer, why, cause.not_if)] if longer else [])]
 
 
 def _hicache(view: View, _: frozenset[str]) -> list[Change]:

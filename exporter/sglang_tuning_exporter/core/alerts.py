@@ -31,17 +31,14 @@ class Clock:
     firing: float | None = None  # since when it is True
     value: bool | None = None
 
-    def pass_on(
-        self, now: float, begun: float, *, holds: bool | None, hindered: bool, pause: float = UNKNOWN_SECONDS
-    ) -> Alert | None:
+    def pass_on(self, now: float, begun: float, *, holds: bool | None, hindered: bool) -> Alert | None:
         """Take what holds now; return the alert that ends.
 
-        begun: when the event of the row happened. hindered: a cause holds, so it does not begin before another `after`. pause: seconds
-        between two calls at most, beyond which nothing was known.
+        begun: when the event of the row happened. hindered: a cause holds, so it does not begin before another `after`.
         """
         if holds is None:
             return None
-        if self.known is not None and now - self.known > pause:
+        if self.known is not None and now - self.known > UNKNOWN_SECONDS:
             self.since = self.calm = None
             self.value = True if self.firing is not None else None
         self.known = now
@@ -76,7 +73,7 @@ class Clocks:
             if row.alert and row.id not in profile.accepts
         }
 
-    def pass_on(self, measured: Measured, server: Server, now: float, pause: float = UNKNOWN_SECONDS) -> list[Alert]:
+    def pass_on(self, measured: Measured, server: Server, now: float) -> list[Alert]:
         """Take what was measured; return the alerts that end."""
         holding = set(measured.holding)
         firing = {name for name, clock in self.by_row.items() if clock.firing is not None} & holding
@@ -88,7 +85,7 @@ class Clocks:
             if clock.firing is None and hindered and not firing.isdisjoint(causes):
                 continue  # somebody has been called for the cause
             holds = None if figure is None else name in holding
-            alert = clock.pass_on(now, _event_at(row, server, now), holds=holds, hindered=hindered, pause=pause)
+            alert = clock.pass_on(now, _event_at(row, server, now), holds=holds, hindered=hindered)
             if alert is not None:
                 ended.append(alert)
         return ended

@@ -18,7 +18,6 @@ from typing import Any
 from sglang_tuning_exporter.config import FAIL_ON, profiles
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import text
-from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import (
     FIRST_DATED_SECOND,
     URGENCY,
@@ -31,6 +30,7 @@ from sglang_tuning_exporter.core.findings import (
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.rows import BY_ID, adapted
 from sglang_tuning_exporter.core.summary import Comparison, compare
+from sglang_tuning_exporter.core.watch import Course
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
 
 SCHEMA_VERSION = "2"

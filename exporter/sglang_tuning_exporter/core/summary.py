@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from sglang_tuning_exporter.core.advice import setting
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.findings import Judgement, Series, Start
+from sglang_tuning_exporter.core.findings import Judgement, Series
 from sglang_tuning_exporter.core.server import SIGNALS, Server, Totals
 from sglang_tuning_exporter.core.view import View
-from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.flags import command_line
 
 # Of the counts: the name in a report.
@@ -32,25 +31,6 @@ def beside(judgement: Judgement, server: Server, totals: Totals, **more: Any) ->
         judgement, notes=(*([note] if events else []), *judgement.notes), marked=marked, shares=shares(totals), last=last_figures(server),
         series=series(server), running_limit=server.running_limit,
         command=line, command_changes=changes, command_notes=notes, facts=printed(server.facts), **more,
-    )  # fmt: skip
-
-
-def of_now(watch: Watch, judgement: Judgement, now: float) -> Judgement:
-    """Return what a report would have, of a server that runs: its window, its present start, its counts since the beginning."""
-    server, measured = watch.server, watch.measured
-    view = measured.view if measured is not None else watch.view(now)
-    facts, window = server.facts, server.profile.window_seconds
-    counts = {name: server.counted[count] for name, count in COUNTS.items()}
-    if not counts["server_starts"] and (server.started_at or facts.arguments):
-        del counts["server_starts"]  # that no start was counted says nothing where one is known from before
-    started = server.started_at[-1] if server.started_at else None
-    return beside(
-        judgement, server, view.totals, profile=server.profile.name,
-        # Lines from before the exporter are in the window too.
-        begin=max(now - window, min(watch.begin, server.begin or watch.begin)), end=now,
-        serving_seconds=view.served, idle_seconds=view.idle, alerts=tuple(sorted(watch.clocks.firing, key=lambda alert: alert.at)),
-        starts=(Start(started, facts.shown_release, facts.arguments, {}, figures_of(view), server.ended, memory(facts)),),
-        counts=counts, available_gb=tuple(facts.left.values()) if not facts.is_cpu else (),
     )  # fmt: skip
 
 

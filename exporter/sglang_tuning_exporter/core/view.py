@@ -10,8 +10,17 @@ from math import inf, sqrt
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.scrapes import LATENCIES, Stuck
-from sglang_tuning_exporter.core.server import MOST_RESERVED, SIGNALS, WAITS, Hang, Server, Totals, mean_prompt
+from sglang_tuning_exporter.core.server import (
+    LATENCIES,
+    MOST_RESERVED,
+    SIGNALS,
+    WAITS,
+    Hang,
+    Server,
+    Stuck,
+    Totals,
+    mean_prompt,
+)
 from sglang_tuning_exporter.sglang.metrics import Histogram
 
 # Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.

@@ -10,7 +10,7 @@ from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.capacity import Estimate
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import profiles, resolve
-from sglang_tuning_exporter.core import capacities, exposed, lines, rows, scrapes
+from sglang_tuning_exporter.core import capacities, exposed, lines, rows
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.serve.metrics.families import (
@@ -540,7 +540,7 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
     yield single("scale_out_helps", doc, None if helps is None else float(helps))
     stuck = watch.measured.view.stuck
     stage = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
-    yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in scrapes.STAGES)
+    yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in servers.STAGES)
     doc = "Why the server ended: the class of the line of its log that explains it, and its words, without secrets. Absent while the server may run."
     end, line = gauge("end_info", doc, "class", "words"), watch.server.end_explanation
     words = ("unknown", watch.server.ended) if line is None else (line.word, line.short)
