@@ -15,7 +15,7 @@ from prometheus_client.samples import Sample
 from conftest import complaint, config
 from scenes import Timed, recording
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.core.wrapping import stamp_of
+from sglang_tuning_exporter.core.lines import stamp_of
 from sglang_tuning_exporter.serve.backfill import _whole
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.wrapping import Line
+from sglang_tuning_exporter.core.lines import Line, Reader
 from test_core_lines import CUDA, DECODE, RETRACTION, STAMP, failures, read
 
 HERE = Path(__file__).parent

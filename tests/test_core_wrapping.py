@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.wrapping import time_of
+from sglang_tuning_exporter.core.lines import Reader, time_of
 from wrappings import AMID, AROUND, INSTEAD, otlp
 
 Shown = tuple[str, float | None, tuple[int | None, ...], tuple[tuple[str, float], ...], str]

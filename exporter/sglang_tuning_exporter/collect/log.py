@@ -17,9 +17,8 @@ from sglang_tuning_exporter.collect._rotation import opened
 from sglang_tuning_exporter.collect._state_file import StateFile
 from sglang_tuning_exporter.collect.follower import Block, FileStatus, LogFollower
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.core import inputs, wrapping
+from sglang_tuning_exporter.core import inputs, lines
 from sglang_tuning_exporter.core.events import Event, is_count
-from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.watch import READ_SECONDS, UNKNOWN_AGE, Watch
 from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.clean import clean
@@ -64,7 +63,7 @@ class Logbook:
         self.files: list[FileStatus] = []
         self.dropped_lines = self.files_lost = 0  # of the files followed now and before
         self.last_line_at: float | None = None  # unix seconds
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, lines.Reader] = {}
         self._gone: dict[str, float] = {}  # when the file of a reader was last followed
         self._read_at: dict[str, float] = {}  # when a reader last got a line
         self._state_file = None if config.state_file is None else StateFile(config.state_file)
@@ -178,7 +177,7 @@ class Logbook:
             self._state_file.release()
 
     def _read(self, block: Block) -> None:
-        reader = self._readers.setdefault(block.path, Reader())
+        reader = self._readers.setdefault(block.path, lines.Reader())
         if block.historical:
             events = self._at_their_times(
                 block.path, (e for line in block.data.splitlines() for e in reader.read(line))
@@ -344,7 +343,7 @@ def offset_of(path: str) -> float | None:
 
 def last_printed(text: bytes) -> float | None:
     """Return the time of the last line of `text` that has one; None where it has no date."""
-    reader = Reader()
+    reader = lines.Reader()
     for line in text.splitlines()[-LINES_TRIED:]:
         reader.read(line)
-    return reader.time if reader.time is not None and reader.time >= wrapping.FIRST_DATED else None
+    return reader.time if reader.time is not None and reader.time >= lines.FIRST_DATED else None

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import FIRST_DATED_SECOND
-from sglang_tuning_exporter.core.lines import CARRIERS, LINES, SECONDS, Reader
+from sglang_tuning_exporter.core.lines import CARRIERS, LINES, SECONDS, WORDS, Reader
 from sglang_tuning_exporter.core.server import REPEAT_SECONDS, Server
-from sglang_tuning_exporter.core.wrapping import WORDS
 from sglang_tuning_exporter.sglang.clean import clean
 
 _SHOWN = 160  # characters of a line

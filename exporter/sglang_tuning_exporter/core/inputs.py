@@ -33,8 +33,7 @@ from typing import IO, Any, TypeAlias
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.events import CAUSE, ENDINGS, Event, Rank, class_of, quoted, shortened
 from sglang_tuning_exporter.core.findings import FIRST_DATED_SECOND
-from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.wrapping import field_of, parsed, records_at, time_of, without_known
+from sglang_tuning_exporter.core.lines import Reader, field_of, parsed, records_at, time_of, without_known
 from sglang_tuning_exporter.sglang.clean import clean
 
 LONGEST_DOCUMENT = 32 << 20  # bytes; what a store answers at once is a few megabytes

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core import wrapping
+from sglang_tuning_exporter.core import lines
 
 Phase = Literal["starting", "ready", "down"]
 
@@ -216,8 +216,8 @@ def _log_moments(log: bytes, offset: float) -> list[TimedText]:
     printed: list[tuple[float, bytes]] = []
     untimed: list[bytes] = []
     for line in io.BytesIO(log):
-        found = wrapping.stamp_of(line)
-        if found is not None and (time := found[0].time or 0.0) >= wrapping.FIRST_DATED:
+        found = lines.stamp_of(line)
+        if found is not None and (time := found[0].time or 0.0) >= lines.FIRST_DATED:
             # Several processes write to one file, so times may be out of order; a replay never goes back.
             printed.append((max(time - offset, printed[-1][0] if printed else -inf), line))
         elif printed:

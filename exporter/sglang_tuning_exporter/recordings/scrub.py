@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from sglang_tuning_exporter.core import wrapping
+from sglang_tuning_exporter.core import lines
 from sglang_tuning_exporter.core.events import Event, Rank
-from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.sglang import clean, exposition, flags
 from sglang_tuning_exporter.sglang.metrics import FAMILIES
 
@@ -88,8 +87,8 @@ class Scrubber:
         self._numbered: dict[tuple[str, str], str] = {}
         self._order: list[str] | None = []
         self._keep_request_text = keep_request_text
-        self._wrapping = wrapping.Wrapping()
-        self._reader = Reader()
+        self._wrapping = lines.Wrapping()
+        self._reader = lines.Reader()
         self.left_out = 0
         self.starts = False
         self.kind = "other"
@@ -226,8 +225,8 @@ class Scrubber:
         self.starts = self.starts or bool(arguments)
         if arguments or self.kind == "arguments":
             self._learn_secrets(line)
-        found = wrapping.stamp_of(line)
-        if found is not None and (found[0].time or 0.0) >= wrapping.FIRST_DATED:
+        found = lines.stamp_of(line)
+        if found is not None and (found[0].time or 0.0) >= lines.FIRST_DATED:
             self.printed = found[0].time
         if self.kind == "arguments":
             return arguments
@@ -256,9 +255,9 @@ class Scrubber:
         return f"{stamp}server_args={self.arguments(event.arguments)!r}"
 
 
-def _bare(line: wrapping.Line) -> bytes:
+def _bare(line: lines.Line) -> bytes:
     """Return a line as SGLang prints it; what a runtime printed in place of its stamp as a stamp."""
-    replaced = line.headed or (wrapping.stamp_of(line.text) is None and wrapping.WORDS.match(line.text) is not None)
+    replaced = line.headed or (lines.stamp_of(line.text) is None and lines.WORDS.match(line.text) is not None)
     stamp = _stamp(line.time, line.rank) if replaced and line.time is not None else ""
     return stamp.encode() + line.text
 
@@ -267,7 +266,7 @@ def _stamp(time: float, rank: Rank) -> str:
     at = dt.datetime.fromtimestamp(time, dt.timezone.utc)
     numbers = {"DP": rank.dp, "PP": rank.pp, "TP": rank.tp}
     ranks = "".join(f" {name}{number}" for name, number in numbers.items() if number is not None)
-    return f"[{at:%Y-%m-%d %H:%M:%S}{ranks}] " if time >= wrapping.FIRST_DATED else f"[{at:%H:%M:%S}{ranks}] "
+    return f"[{at:%Y-%m-%d %H:%M:%S}{ranks}] " if time >= lines.FIRST_DATED else f"[{at:%H:%M:%S}{ranks}] "
 
 
 def _access(message: str) -> str | None:
