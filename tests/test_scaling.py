@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from promtool import evaluated
-from sglang_tuning_exporter.core.exposed import scale_out_helps
+from sglang_tuning_exporter.core.alerts import scale_out_helps
 from sglang_tuning_exporter.core.findings import Change, Finding, Judgement
 
 DEPLOY = Path(__file__).parents[1] / "deploy"

@@ -12,11 +12,10 @@ from dataclasses import replace
 from math import ceil, floor, inf, log2
 from typing import TypeAlias
 
-from sglang_tuning_exporter.core import measures, suspects
+from sglang_tuning_exporter.core import rows
 from sglang_tuning_exporter.core.events import ENDINGS, of_transfer, relaxed, shortened
 from sglang_tuning_exporter.core.facts import Said
 from sglang_tuning_exporter.core.findings import Change, Value
-from sglang_tuning_exporter.core.rows import BY_ID, OUT_OF_MEMORY, Row
 from sglang_tuning_exporter.core.server import USUAL_CAPTURED
 from sglang_tuning_exporter.core.view import LOWERED, View
 from sglang_tuning_exporter.sglang import flags
@@ -151,7 +150,7 @@ def _fit(view: View) -> list[Change]:
 def _ineffective(view: View, _: frozenset[str]) -> list[Offer]:
     if larger := _larger_pool(view):
         return [*larger]
-    gain = f"above {measures.CEILING} conservativeness changes nothing"
+    gain = f"above {rows.CEILING} conservativeness changes nothing"
     return [
         *(replace(each, gain=gain) for each in _run_fewer(view, view.batch(0.5), LOWERED_LIMIT)),
         _say(
@@ -502,7 +501,7 @@ def _reserve(view: View, holding: frozenset[str], *, too_large: bool) -> list[Ch
     if capped:  # a larger fraction changes nothing while the flag holds
         gain = f"{capped[0].gain}; without the flag SGLang takes what --mem-fraction-static allows"
         why, _, cost = _CAPPED
-        not_if = BY_ID["memory_reserve_too_large"].remedy.not_if
+        not_if = rows.BY_ID["memory_reserve_too_large"].remedy.not_if
         return [replace(capped[0], gain=gain, why=why, will_not_help_if=not_if, cost=cost)]
     now = facts.number(FRACTION)
     if left is None or now is None:
@@ -632,7 +631,7 @@ def _larger_chunk(view: View, _: frozenset[str]) -> list[Offer]:
     )
     elsewhere = _say(where, why, not_if)
     is_large = now is not None and (now <= 0 or now >= LARGEST_CHUNK * ranks)
-    if is_large or totals["full_lines"] < measures.FULL_BATCHES * totals["prefill_lines"]:  # or hardly ever full
+    if is_large or totals["full_lines"] < rows.FULL_BATCHES * totals["prefill_lines"]:  # or hardly ever full
         return [elsewhere]
     if facts.reserve_gb is not None and facts.reserve_gb < view.profile.reserve_lower_gb:
         return [_say(
@@ -643,9 +642,9 @@ def _larger_chunk(view: View, _: frozenset[str]) -> list[Offer]:
     if now is None:
         size = totals["chunk_seen"]
         gain = f"prefill batches end at {size:,.0f} tokens" if size else ""
-        to = float(max(2 * size, measures.SMALL_CHUNK)) if 0 < size < LARGEST_CHUNK else None
+        to = float(max(2 * size, rows.SMALL_CHUNK)) if 0 < size < LARGEST_CHUNK else None
         return [_set(view, CHUNK, to, gain, now=size or None)]
-    wanted = max(min(2 * int(now), LARGEST_CHUNK * ranks), measures.SMALL_CHUNK * ranks)
+    wanted = max(min(2 * int(now), LARGEST_CHUNK * ranks), rows.SMALL_CHUNK * ranks)
     page = max(int(facts.size("page_size") or 1), 1) * ranks
     gain = f"{wanted // ranks:,} for each of the {ranks} ranks" if ranks > 1 else ""
     return _first(view, _set(view, CHUNK, float(-(-wanted // page) * page), gain), elsewhere)
@@ -654,9 +653,9 @@ def _larger_chunk(view: View, _: frozenset[str]) -> list[Offer]:
 def _smaller_chunk(view: View) -> list[Change]:
     """Lower the chunk to 4096, then 2048 for each rank, where it is not that small. -1 and unknown are no chunk at all."""
     now, ranks = _chunk(view)
-    last = max(int(now or 0) // 2, measures.SMALL_CHUNK) if ranks > 1 else measures.SMALL_CHUNK
+    last = max(int(now or 0) // 2, rows.SMALL_CHUNK) if ranks > 1 else rows.SMALL_CHUNK
     present = now if now and now > 0 else inf
-    step = next((step for step in (measures.SMALL_CHUNK * ranks, LEAST_CHUNK * ranks, last) if present > step), None)
+    step = next((step for step in (rows.SMALL_CHUNK * ranks, LEAST_CHUNK * ranks, last) if present > step), None)
     return [] if step is None else [_set(view, CHUNK, float(step), direction="lower")]
 
 
@@ -677,7 +676,7 @@ def _interleave(view: View, _: frozenset[str]) -> list[Offer]:
     if facts.is_on("enable_mixed_chunk"):
         return _first(view, *shorter, elsewhere)
     mixed = _set(view, "enable_mixed_chunk", to=True)
-    steps = float(ceil(1.0 / view.profile.late_bound(suspects.SLOW_BURN_TIMES)))
+    steps = float(ceil(1.0 / view.profile.late_bound(rows.SLOW_BURN_TIMES)))
     now = facts.size("prefill_decode_interval") or 0.0
     if now >= steps or _delays_first_tokens(view, steps - now):
         return [elsewhere]  # shorter chunks, mixed or not, delay first tokens as well
@@ -802,7 +801,7 @@ def _transfers(view: View, _: frozenset[str]) -> list[Change]:
 
 
 def _hicache(view: View, _: frozenset[str]) -> list[Change]:
-    facts, row = view.facts, BY_ID["hicache_degraded"].remedy
+    facts, row = view.facts, rows.BY_ID["hicache_degraded"].remedy
     kind, ratio = view.hicache.word if view.hicache is not None else "", facts.number("hicache_ratio")
     if kind == "kernel":
         return [_say(
@@ -862,7 +861,7 @@ def _settings(view: View, _: frozenset[str]) -> list[Change]:
             now=view.facts.typed(each.arg) if each.arg == LIMIT else _PRESENT,
             reasons=(f"The guide sets it for this workload: it {each.why}.", "the workload is another one", ""),
         )
-        for each in measures.differing(view)
+        for each in rows.differing(view)
     ]  # fmt: skip
 
 
@@ -881,7 +880,7 @@ _ABOVE = re.compile(r"mem-fraction-static\W{0,3} (?:above|to) (0\.\d{1,4})")
 _LESS = re.compile(r"smaller|lower|reduc|decrease|fewer", re.IGNORECASE)
 _MORE = re.compile(r"larger|higher|increase|raise|raising", re.IGNORECASE)
 _WAYS = {"increase": "raise", "decrease": "lower", "set": "set", "unset": "drop"}
-_FAILURES_OF = {"memory": OUT_OF_MEMORY, "hang": ("scheduler_stuck",)}  # by the class of an end
+_FAILURES_OF = {"memory": rows.OUT_OF_MEMORY, "hang": ("scheduler_stuck",)}  # by the class of an end
 
 
 def _arg_of(flag: str) -> str:
@@ -966,9 +965,7 @@ ADVICE: Mapping[str, Advise] = {
     "no_kv_cache": _no_kv_cache,
     "kv_transfer_failing": _transfers,
     "hicache_degraded": _hicache,
-    "costly_settings": lambda view, _: [
-        _set(view, arg, to) for arg, _now, to, _words in measures.costly_settings(view)
-    ],
+    "costly_settings": lambda view, _: [_set(view, arg, to) for arg, _now, to, _words in rows.costly_settings(view)],
     "crashed": _by_explanation,
     "server_down": _down,
     "out_of_memory_prefill": _under_load(_smaller_chunk),
@@ -1007,7 +1004,7 @@ ADVICE: Mapping[str, Advise] = {
 
 
 def _of(row: str) -> Reasons:
-    remedy = BY_ID[row].remedy
+    remedy = rows.BY_ID[row].remedy
     return remedy.why, remedy.not_if, remedy.cost
 
 
@@ -1073,12 +1070,12 @@ _REASONS: Mapping[tuple[str, str], Reasons] = {
 # Words
 
 
-def advise(row: Row, view: View, holding: frozenset[str]) -> list[Change]:
+def advise(row: rows.Row, view: View, holding: frozenset[str]) -> list[Change]:
     """Return the changes of a row, best first: of flags that figures show to cause it, then its own; without a function the row's words."""
-    found = suspects.beside(view) if row.id == "flags_away_from_defaults" else suspects.proven(view)
+    found = rows.beside(view) if row.id == "flags_away_from_defaults" else rows.proven(view)
     known = [each for each in found if row.id in each.rows or row.id == "flags_away_from_defaults"]
     first = [reasoned(row, view, _without(view, each)) for each in known]
-    if row.id == "flags_away_from_defaults" or any(change.arg in suspects.INSTEAD for change in first):
+    if row.id == "flags_away_from_defaults" or any(change.arg in rows.INSTEAD for change in first):
         return first  # while such a flag is set, nothing else helps
     made = ADVICE.get(row.id)
     offers = [_set(view, row.remedy.arg) if row.remedy.arg else _say("")] if made is None else [*made(view, holding)]
@@ -1088,13 +1085,13 @@ def advise(row: Row, view: View, holding: frozenset[str]) -> list[Change]:
     return [*first, *(reasoned(row, view, change) for group in accepted for change in group)]
 
 
-def _without(view: View, found: suspects.Proven) -> Change:
+def _without(view: View, found: rows.Proven) -> Change:
     """Return the change that takes a proven suspect away."""
     suspect = found.suspect
     return _set(view, suspect.arg, found.to, found.gain, reasons=(suspect.why, suspect.not_if, suspect.cost))
 
 
-def reasoned(row: Row, view: View, change: Change) -> Change:
+def reasoned(row: rows.Row, view: View, change: Change) -> Change:
     """Return a change with its reasons: those that it has, of the row where it is its flag or none, else of the table."""
     own, figures = row.remedy, figures_of(view)
     name = change.arg.removesuffix("_decode") if change.arg == view.facts.graph_arg else change.arg

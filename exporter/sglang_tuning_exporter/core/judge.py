@@ -12,7 +12,7 @@ from math import inf
 from typing import Literal
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import advice, measures, suspects
+from sglang_tuning_exporter.core import advice
 from sglang_tuning_exporter.core.events import CAUSE, Event
 from sglang_tuning_exporter.core.findings import (
     URGENCY,
@@ -34,6 +34,9 @@ from sglang_tuning_exporter.core.rows import (
     STATE_WORDS,
     WHY_REQUESTS_WAIT,
     Row,
+    costly_settings,
+    explained_by_flag,
+    proven,
 )
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, USUAL_CAPTURED, WAITS, Server, Totals
 from sglang_tuning_exporter.core.view import View, explained
@@ -70,7 +73,7 @@ def judge(view: View) -> Judgement:
 
 def weigh(view: View) -> Measured:
     """Measure every row and leave out what another one explains: all that the passing of time needs."""
-    view = suspects.explained(explained(view))
+    view = explained_by_flag(explained(view))
     figures = {row.id: figure for row in ROWS if (figure := measure(row, view)) is not None}
     holds = {name for name, figure in figures.items() if figure.holds} if not view.stopped else set()
     if view.explanation is not None and view.explanation.denies_memory and "crashed" in holds:
@@ -163,13 +166,13 @@ def is_limit(name: str, measured: Measured) -> bool:
     waits = view.waited_share > often
     match name:
         case "flags_away_from_defaults":  # a flag that figures show to be the cause
-            return waits and bool(suspects.proven(view))
+            return waits and bool(proven(view))
         case "requests_refused":  # clients of a healthy server get their answers
             return measured.figures[name].value > MOSTLY_REFUSED
         case "shared_prefixes_unused":  # prefixes are computed again and again because the cache loses them
             return waits and not mostly("queue", "in_range") and mostly("admission", "pool_full")
         case "running_far_below_limit":
-            named = any(name in each.rows for each in suspects.proven(view))
+            named = any(name in each.rows for each in proven(view))
             elsewhere = view.totals["elsewhere"] > often * view.known["queue"]  # of the other side of a pair
             unknown = view.known["queue"] == 0  # how long they wait is not in a log of decode lines alone
             if view.profile.queue_lower is None:
@@ -470,7 +473,7 @@ def _said(row: str, view: View) -> str:
         return f"accept length {totals['accepted'] / totals['accepted:n']:.2f}{of}; a step without speculation gives 1"
     if row == "hicache_degraded" and view.hicache is not None:
         return view.hicache.short.rstrip(".")
-    return " and ".join(words for *_, words in measures.costly_settings(view)) if row == "costly_settings" else ""
+    return " and ".join(words for *_, words in costly_settings(view)) if row == "costly_settings" else ""
 
 
 def _supporting(row: Row, view: View) -> list[Figure]:

@@ -1,23 +1,27 @@
-"""The table of diagnoses: what is measured, against which limit, in which words, and what to change. Data; causes first.
+"""The table of diagnoses: what is measured, against which limit, in which words, and what to change. Pure; causes first.
 
-`judge` reads the table from top to bottom: a row can be a consequence only of rows above it. Guide: SGLang's hyperparameter tuning guide.
+What a row measures is a function above its part of the table: None where the log does not show it. The row says beside which limit its
+figure is bad, and whether it needs load: what is measured has enough of it, unless the row is for any. `judge` reads the table from top to
+bottom: a row can be a consequence only of rows above it. Guide: SGLang's hyperparameter tuning guide.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeAlias
+from math import ceil, inf
+from typing import Literal, NamedTuple, TypeAlias
 
-from sglang_tuning_exporter.config import profiles as profiless
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.config.values import UsageError, suggestion
-from sglang_tuning_exporter.core import measures
-from sglang_tuning_exporter.core.findings import Severity, Unit
-from sglang_tuning_exporter.core.measures import Measure
-from sglang_tuning_exporter.core.suspects import LATE_TIMES, SLOW_BURN_TIMES
-from sglang_tuning_exporter.core.view import BURN_RATES, SHARING, View
+from sglang_tuning_exporter.core.findings import Severity, Unit, Value
+from sglang_tuning_exporter.core.view import BURN_RATES, MOSTLY_PREFILL, SHARING, SHORTEST_TIMEOUT, View, counted
+from sglang_tuning_exporter.sglang import flags
+from sglang_tuning_exporter.sglang.metrics import Histogram
 
+Measure: TypeAlias = Callable[[View], float | None]
 Side: TypeAlias = Literal["above", "below"]
 ONLINE = ("online", "long_context", "multi_turn")
 
@@ -101,9 +105,30 @@ OFTEN_DOWN = 0.1  # of two hours
 MANY_FAILED = 0.05  # of the requests
 NO_SHARING = 0.02  # of the prompt tokens
 LARGE_WEIGHTS, SMALL_BATCH = 0.3, 32.0  # of a GPU's memory; the default of --torch-compile-max-bs
+CEILING = 1.43  # min(0.7 x conservativeness, 1): above it the flag has no effect
+USUAL_WATCHDOG_SECONDS = 300.0  # --watchdog-timeout
+HEALTH_CHECK_SECONDS = 20.0  # SGLANG_HEALTH_CHECK_TIMEOUT
+MANY_OUTAGES = 3  # of two hours
+RARE_WAIT = 0.1  # of the time, on the least busy DP rank
+TRANSFERS_A_MINUTE, RARELY_FAILED = 0.5, 0.01  # failed ones; of the requests
+LEAST_DRAFTED, DRAFT_COST, USUAL_DRAFTS = 0.99, 0.014, 3.0  # tokens a step; of a pass for each draft step; draft steps
+FEW = 5  # requests that failed for other reasons are no finding
+SMALL_MODEL_GB = 20.0  # of all weights
+SEVERAL_EACH = 1.5  # requests of the scheduler for each over HTTP
+LONG_PREFILL = 512.0  # prompt tokens for each late gap, from which on prefill makes it
+LATE_TIMES, SLOW_BURN_TIMES = 10.0, 6.0  # error budgets above which first tokens, and gaps between tokens, are late
+MANY_GIVEN_UP = 0.333  # of the requests that ended
+LARGE_BATCH, RARELY = 32.0, 0.25  # requests; of the time
+ROOM_FOR_POOL, USUAL_FRACTION = 0.3, 0.88  # of a GPU's memory
+DP_ATTENTION_GPUS = 8
+FULL_BATCHES = 0.25  # of the prefill batches, at least, for a larger chunk to matter
+TINY_CHUNK, SMALL_CHUNK = 512.0, 4096  # a chunk takes about as long as one of 1,024 tokens; what to set in its place
+_MOE = re.compile(r"moe|mixtral|deepseek-?_?(?:v[23]|r1)|-a\d+(?:\.\d+)?b\b|kimi-k2|gpt-oss|grok|dbrx", re.IGNORECASE)
+_LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
+_QUANTIZED = re.compile(
+    r"fp8|fp4|awq|gptq|int[48]|w[48]a\d|bnb|gguf|marlin|quant|deepseek-?_?(?:v3|r1)|kimi-k2|gpt-oss", re.IGNORECASE
+)
 _look = partial(Remedy, "", "look")
-
-
 _fact = partial(When, "fact")
 
 
@@ -176,6 +201,72 @@ def _complete(row: Row) -> Row:
 
 
 _CAPITALS = {"kv": "KV", "dp": "DP"}
+
+# Failures
+
+
+def _graph_memory(view: View) -> float | None:
+    """GB that are missing after graph capture: all of it where the capture failed."""
+    least, reserve = view.profile.reserve_least_gb, view.facts.reserve_gb
+    if view.totals["out_of_memory.graph_capture"]:
+        return least
+    return 0.0 if reserve is None or view.facts.without_graph else max(least - reserve, 0.0)
+
+
+def _hang(view: View) -> float | None:
+    """Seconds in which requests were there and nothing moved: each line of a watchdog or a health check stands for those that it waited."""
+    if view.stuck is not None:
+        return view.stuck.seconds
+    totals = view.totals
+    longest = max((hang.seconds for hang in view.hangs), default=0.0) if totals["hangs"] else 0.0
+    if totals["watchdogs"] and not longest:
+        each = view.facts.size("watchdog_timeout") or USUAL_WATCHDOG_SECONDS
+        return (HEALTH_CHECK_SECONDS if totals["health_failures"] else each) * totals["watchdogs"]
+    return max(longest, view.silent_seconds if totals["health_failures"] else 0.0)
+
+
+def _down(view: View) -> float | None:
+    """Whether it does not answer."""
+    return float(bool(view.down)) if view.down or view.scraped else None
+
+
+def _often_down(view: View) -> float | None:
+    """The share of two hours in which it was down, where that was again and again."""
+    return view.down_share if view.down_share is None or view.outages >= MANY_OUTAGES else 0.0
+
+
+def _transfers(view: View) -> float | None:
+    """Requests that failed between the two servers of a pair, by the minute."""
+    totals, failed = view.totals, view.failed_transfers
+    if not failed and not view.facts.role:
+        return None
+    requests = max(totals["finished_requests"], totals["started"], failed)
+    value = view.per_minute(failed)
+    return value if failed > RARELY_FAILED * requests else min(value, TRANSFERS_A_MINUTE)
+
+
+def _requests_failed(view: View) -> float | None:
+    """The share of the requests that ended in an exception."""
+    posts, failed = view.totals["generation_posts"], view.totals["server_errors"]
+    return failed / (posts or view.totals["sequences"] + failed) if failed >= FEW else None
+
+
+def _requests_refused(view: View) -> float | None:
+    """The share of the requests that SGLang ended before their first token, by its log or by the page; not by a client, nor for their length."""
+    totals = view.totals
+    others = totals["aborted_requests"] + totals["too_long"] + totals["beyond_context"]
+    found = (
+        (totals["refused"], totals["sequences"]),
+        (totals["tokenless_requests"] - others, totals["finished_requests"]),
+    )
+    return max((refused / max(all_, refused) for refused, all_ in found if refused >= FEW), default=None)
+
+
+def _trouble(name: str) -> Measure:
+    """Give whether a source is in trouble."""
+    return lambda view: float(name in view.troubles)
+
+
 FAILURES = _rows(
     _failure(
         id="no_kv_cache",
@@ -232,7 +323,7 @@ FAILURES = _rows(
         title="CUDA graphs leave no GPU memory",
         past="CUDA graphs left too little GPU memory free, or did not fit.",
         when=_fact(
-            measures.graph_memory,
+            _graph_memory,
             counts=("out_of_memory.graph_capture",),
             name="GPU memory missing after graph capture, all of it where the capture failed",
             unit="GB",
@@ -297,7 +388,7 @@ FAILURES = _rows(
         after=60.0,
         any_load=True,
         when=_fact(
-            measures.hang,
+            _hang,
             counts=("hangs", "watchdogs", "health_failures"),
             name="time in which requests were there and nothing moved",
             unit="seconds",
@@ -338,7 +429,7 @@ FAILURES = _rows(
         title="server down",
         severity="critical",
         any_load=True,
-        when=_fact(measures.down, name="1 while it does not answer", needs="metrics"),
+        when=_fact(_down, name="1 while it does not answer", needs="metrics"),
         summary="SGLang does not answer.",
         past="SGLang did not answer until {until}.",
         seen="{value}",
@@ -357,9 +448,7 @@ FAILURES = _rows(
         past="The address given to the exporter was not that of an SGLang server.",
         alert="SGLangWrongAddress",
         any_load=True,
-        when=_fact(
-            measures.trouble("not_sglang"), name="1 while something else answers at its address", needs="metrics"
-        ),
+        when=_fact(_trouble("not_sglang"), name="1 while something else answers at its address", needs="metrics"),
         summary="The address given to the exporter is not that of an SGLang server.",
         seen="{value}",
         guide=_NOT_IN_GUIDE + "nothing is watched at a wrong address",
@@ -376,7 +465,7 @@ FAILURES = _rows(
         after=0.0,
         any_load=True,
         when=_fact(
-            measures.often_down,
+            _often_down,
             limit=OFTEN_DOWN,
             name="share of the last two hours in which it was down",
             needs="metrics",
@@ -396,8 +485,8 @@ FAILURES = _rows(
         title="KV transfers fail, {value}",
         any_load=True,
         when=_fact(
-            measures.transfers,
-            limit=measures.TRANSFERS_A_MINUTE,
+            _transfers,
+            limit=TRANSFERS_A_MINUTE,
             counts=("failed_transfers",),
             name="requests per minute of serving time that failed between prefill and decode server",
             unit="per_minute",
@@ -417,7 +506,136 @@ FAILURES = _rows(
 )
 
 
-def _burning(
+# Why requests wait
+
+
+def _retractions_at_ceiling(view: View) -> float | None:
+    """Retractions a minute where a higher conservativeness has no effect."""
+    above = (view.facts.number("schedule_conservativeness") or 0.0) > CEILING
+    return view.retractions_a_minute if above else None
+
+
+def _prefill(view: View) -> float | None:
+    """Requests wait while prompts are computed. Where throughput counts, an empty queue beside them is no sign of slow clients."""
+    value, waits = view.share("admission", "prefill_bound") or 0.0, view.waited_share > view.profile.frequent_share
+    if view.profile.queue_lower is not None or waits:
+        value = max(value, view.full_steps)
+        if not waits or view.facts.is_on("disable_radix_cache"):  # else what they wait for is known better
+            value = max(value, view.prefill_share)
+    return value
+
+
+def _imbalance(view: View) -> float | None:
+    """The share of the time in which the busiest DP rank made requests wait, while another hardly ever did."""
+    waited = view.waited()
+    return max(waited.values()) if len(waited) > 1 and min(waited.values()) < RARE_WAIT else None
+
+
+def _unexplained(view: View) -> float | None:
+    """Requests wait most of the time, and longer than the profile allows; priorities let some wait by design."""
+    if view.facts.is_on("enable_priority_scheduling"):
+        return None
+    healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
+    waited = 1.0 - (view.share("queue", *healthy) or 0.0)
+    if view.profile.queue_lower is not None:  # the guide's range is about a full cache
+        early = view.totals["early"] / (view.known["admission"] or inf)  # the reason of these is not known yet
+        waited = max(waited, (view.share("admission", "held_back", "unknown") or 0.0) - early)
+    return waited
+
+
+# Latency
+
+
+def _late_bound(times: float) -> Callable[[View], float]:
+    """Give the share that may be late at so many times the error budget."""
+    return lambda view: view.profile.late_bound(times)
+
+
+def _burning(latency: str, rate: str) -> Measure:
+    """Give the share of the observations that missed the objective, in both windows of a burn rate."""
+
+    def of(view: View) -> float | None:
+        share = view.burning.get((latency, rate))
+        return 0.0 if share is not None and view.hung else share
+
+    return of
+
+
+def _late(
+    view: View, latency: str, objective: float | None, budgets: float, because: Callable[[Histogram], bool]
+) -> float | None:
+    """Return the share of observations above the objective; at its limit at most where something else is the reason."""
+    seen = view.latency(latency)
+    if objective is None or seen is None or view.hung or seen.observations < view.profile.enough_observations:
+        return None
+    share = view.late_share(latency, objective)
+    return share if because(seen) else min(share, view.profile.late_bound(budgets))
+
+
+def _is_waiting(view: View, first_tokens: Histogram) -> bool:
+    """Whether requests wait most of the time, or spend most of the time to their first token in the queue."""
+    wait, mean, share = view.wait, first_tokens.mean_seconds, view.profile.frequent_share
+    return view.waited_share > share or (wait is not None and mean is not None and wait > share * mean)
+
+
+def _late_by_queue(view: View) -> float | None:
+    """First tokens that are late because requests wait."""
+    objective = view.profile.time_to_first_token_seconds
+    return _late(view, "time_to_first_token", objective, LATE_TIMES, lambda seen: _is_waiting(view, seen))
+
+
+def _late_by_prompts(view: View) -> float | None:
+    """First tokens that are late without a queue, by the prompts."""
+    objective = view.profile.time_to_first_token_seconds
+
+    def because(seen: Histogram) -> bool:
+        tokens, late = view.totals["computed"], seen.above(objective or 0.0)
+        # One batch may be late for another reason, as the first one after a start, while kernels are compiled.
+        several = late > view.totals["most_running"]
+        return several and not _is_waiting(view, seen) and (not tokens or tokens >= LONG_PREFILL * late)
+
+    return _late(view, "time_to_first_token", objective, LATE_TIMES, because)
+
+
+def _late_between(view: View) -> float | None:
+    """Gaps between tokens that are late by the prompts computed in between."""
+    objective = view.profile.inter_token_seconds
+
+    def because(seen: Histogram) -> bool:
+        late, steps = seen.above(objective or 0.0) / seen.observations, view.steps
+        is_long = bool(late and steps) and view.totals["computed"] / (late * steps) >= LONG_PREFILL
+        return is_long and (seen.quantile(0.25) or 0.0) <= (objective or 0.0)
+
+    return _late(view, "inter_token", objective, SLOW_BURN_TIMES, because)
+
+
+def _step_of_a_large_batch(view: View) -> float | None:
+    """Seconds between two tokens, where decoding alone takes them: the batch is large and prompts take little of the time."""
+    prefills = view.totals["prefilling"] > RARELY * view.known["queue"]
+    return None if (view.batch(0.5) or 0.0) < LARGE_BATCH or prefills else view.step_seconds
+
+
+def _many_given_up(view: View) -> float:
+    """Return the share of requests that may be given up."""
+    return view.profile.aborted_share if "aborted_share" in view.profile.overridden else MANY_GIVEN_UP
+
+
+def _given_up(view: View) -> float | None:
+    """The share of the ended requests that clients gave up."""
+    share = view.given_up_share
+    if share is None or view.totals["finished_requests"] < view.profile.enough_observations:
+        return None
+    return 0.0 if view.hung else share  # then clients have a reason
+
+
+def _timeouts(view: View) -> float | None:
+    """The same, where nearly all end at the age of a time-out."""
+    share, ages = _given_up(view), view.given_up_ages
+    is_timeout = ages is not None and ages[1] >= SHORTEST_TIMEOUT and not view.cancels
+    return share if share is None or is_timeout else min(share, _many_given_up(view))
+
+
+def _burn_rate(
     rate: str, *, latency: str, title: str, of: str, seen: str, causes: tuple[str, ...], remedy: Remedy
 ) -> Row:
     """Return the row of a burn rate. Its alert has no `after`: the ledger's windows are the wait."""
@@ -435,8 +653,8 @@ def _burning(
         any_load=True,
         chance=True,
         when=_fact(
-            measures.burning(latency, rate),
-            limit=measures.late_bound(BURN_RATES[rate][0]),
+            _burning(latency, rate),
+            limit=_late_bound(BURN_RATES[rate][0]),
             name=f"share of {of} that missed the objective",
             needs="hours of metrics",
         ),
@@ -457,7 +675,7 @@ LIMITS = _rows(
         title="retracting {value}/min",
         protects="requests",
         when=_fact(
-            measures.retractions_at_ceiling,
+            _retractions_at_ceiling,
             limit=_tolerated,
             counts=("retractions",),
             name="retractions per minute of serving time",
@@ -534,7 +752,7 @@ LIMITS = _rows(
         id="dp_imbalanced",
         title="DP ranks imbalanced",
         when=_fact(
-            measures.imbalance,
+            _imbalance,
             limit=_OFTEN,
             counts=_QUEUES,
             name="time in which requests waited on the busiest DP rank",
@@ -633,7 +851,7 @@ LIMITS = _rows(
     _limit(
         id="prefill_bound",
         title="prefill bound {value} of the time",
-        when=_fact(measures.prefill, limit=_OFTEN, name="serving time in which prompts were computed"),
+        when=_fact(_prefill, limit=_OFTEN, name="serving time in which prompts were computed"),
         summary="Requests wait while SGLang prefills long prompts: prefill is the limit.",
         past="Until {until} requests waited while SGLang prefilled long prompts.",
         seen="{value} of the serving time went into the prompts",
@@ -740,7 +958,7 @@ LIMITS = _rows(
         title="tokens slow, {value} apart",
         profiles=ONLINE,
         when=_fact(
-            measures.step_of_a_large_batch,
+            _step_of_a_large_batch,
             counts=("decode_lines",),
             limit="inter_token_seconds",
             name="seconds between two tokens of a request, by the decode lines",
@@ -822,8 +1040,8 @@ LIMITS = _rows(
         id="clients_time_out",
         title="clients time out, {value} of requests",
         when=_fact(
-            measures.timeouts,
-            limit=measures.many_given_up,
+            _timeouts,
+            limit=_many_given_up,
             name="share of the ended requests that were given up",
             needs="metrics",
         ),
@@ -848,8 +1066,8 @@ LIMITS = _rows(
         title="TTFT too long by the queue for {value} of requests",
         profiles=ONLINE,
         when=_fact(
-            measures.late_by_queue,
-            limit=measures.late_bound(LATE_TIMES),
+            _late_by_queue,
+            limit=_late_bound(LATE_TIMES),
             name="share of first tokens above the objective",
             needs="metrics",
         ),
@@ -872,8 +1090,8 @@ LIMITS = _rows(
         title="prefill interrupts decoding, {value} of tokens late",
         profiles=ONLINE,
         when=_fact(
-            measures.late_between,
-            limit=measures.late_bound(SLOW_BURN_TIMES),
+            _late_between,
+            limit=_late_bound(SLOW_BURN_TIMES),
             name="share of inter-token gaps above the objective",
             needs="metrics",
         ),
@@ -896,8 +1114,8 @@ LIMITS = _rows(
         title="TTFT too long by long prompts for {value} of requests",
         profiles=ONLINE,
         when=_fact(
-            measures.late_by_prompts,
-            limit=measures.late_bound(LATE_TIMES),
+            _late_by_prompts,
+            limit=_late_bound(LATE_TIMES),
             name="share of first tokens above the objective",
             needs="metrics",
         ),
@@ -938,7 +1156,7 @@ LIMITS = _rows(
         title="requests wait for no known reason {value} of the time",
         after=600.0,
         when=_fact(
-            measures.unexplained,
+            _unexplained,
             limit=_OFTEN,
             counts=_QUEUES,
             name="serving time in which requests waited for no known reason",
@@ -967,7 +1185,7 @@ LIMITS = _rows(
         past="Many requests ended in an exception of SGLang: HTTP 500, or a stream that broke off.",
         any_load=True,
         when=_fact(
-            measures.requests_failed,
+            _requests_failed,
             limit=MANY_FAILED,
             counts=("server_errors",),
             name="share of the requests that ended in an exception",
@@ -997,20 +1215,413 @@ _FIRST_TOKENS, _NEXT_TOKENS = _look(
     "Fewer requests run at once; the others wait in the queue.",
 )  # fmt: skip
 _first = partial(
-    _burning, latency="time_to_first_token", title="Time to first token", of="requests", seen="first tokens came later than the objective",
+    _burn_rate, latency="time_to_first_token", title="Time to first token", of="requests", seen="first tokens came later than the objective",
     causes=("latency_queue", "latency_long_prompts"), remedy=_FIRST_TOKENS,
 )  # fmt: skip
 _next = partial(
-    _burning, latency="inter_token", title="Inter-token latency", of="tokens", seen="gaps between tokens were longer than the objective",
+    _burn_rate, latency="inter_token", title="Inter-token latency", of="tokens", seen="gaps between tokens were longer than the objective",
     causes=("latency_batch_too_large", "latency_prefill_between"), remedy=_NEXT_TOKENS,
 )  # fmt: skip
 OBJECTIVES = _rows(_first("fast"), _first("slow"), _next("fast"), _next("slow"))
+
+
+# Flags that figures show to be the cause
+
+OFTEN = 0.25  # of the serving time: less than for a finding
+EMPTY_PAGES, EMPTY_PAGES_ALLOWED, PAGE_SIZES = 0.25, 0.1, (64, 32, 16, 1)
+PROMPTS_HELD = 0.25  # of the KV cache, above which prompts that share nothing fill it
+SHORT_PROMPT = 64.0
+FEW_PROMPTS = 4.0  # in one prefill batch
+LARGEST_PREFILL = 16384.0  # tokens of a batch: SGLang's default
+# Attention backends that need their own page size (srt/arg_groups/overrides.py).
+PAGED_BACKENDS = (
+    "flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "fa4", "ascend", "intel_amx", "dsa", "nsa", "aiter", "dsv4", "tokenspeed_mla",
+)  # fmt: skip
+# While one of these is set, no other flag helps.
+INSTEAD = frozenset({"page_size", "max_prefill_tokens", "prefill_decode_interval"})
+_WAITING = frozenset({"queue_too_long", "unexplained", "latency_queue"})
+_POOL = _WAITING | {
+    "running_far_below_limit", "conservativeness_ineffective", "admission_too_conservative", "retracting_too_often",
+}  # fmt: skip
+_PROMPTS = _WAITING | {"prefill_bound", "latency_long_prompts"}
+_ADMITS = _WAITING | {"admission_too_conservative", "prefill_bound"}
+_NOTHING = frozenset[str]()
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A flag with a suspicious side, a switch that is on or numbers strictly between `least` and `most`, and its proof.
+
+    The proof has the view, what is wrong with the load, and the flag's value. It gives the rows that the flag causes, none where nothing shows
+    it, the value to set, and what is gained.
+    """
+
+    arg: str
+    proof: Callable[[View, frozenset[str], float], tuple[frozenset[str], Value, str]]
+    why: str
+    not_if: str
+    cost: str
+    least: float = inf
+    most: float = inf
+    forced_by: tuple[str, ...] = ()  # arguments, or `argument=value`, for which SGLang sets the flag by itself
+
+    def is_suspicious(self, value: object) -> bool:
+        """Whether a typed value is on the suspicious side."""
+        if isinstance(value, bool):
+            return value and self.least == inf
+        return isinstance(value, (int, float)) and self.least < value < self.most
+
+    def is_forced(self, view: View) -> bool:
+        """Whether SGLang sets this by itself, so that removing the flag has no effect."""
+        conditions = (each.partition("=") for each in self.forced_by)
+        return any(view.facts.word(arg) == value if value else view.facts.is_on(arg) for arg, _, value in conditions)
+
+
+class Proven(NamedTuple):
+    """A suspect that figures show to be a cause."""
+
+    suspect: Suspect
+    rows: frozenset[str]
+    to: Value
+    gain: str
+
+
+def troubles(view: View) -> frozenset[str]:
+    """Return what is wrong with the load: pool_full, prefill_bound, held_back, waiting, starts, limit, retracting, rejected."""
+    if not view.has_enough_load:
+        return _NOTHING
+    often = view.profile.frequent_share
+    bound = min(OFTEN, often)
+    seen = {
+        state
+        for state in ("pool_full", "prefill_bound", "held_back")
+        if (view.share("admission", state) or 0.0) > bound
+    }
+    seen |= {"prefill_bound"} if view.prefill_share > bound else _NOTHING
+    healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
+    at_limit = (view.share("admission", "running_limit") or 0.0) > bound
+    signs = {
+        "starts": 1.0 - (view.share("queue", "empty") or 0.0) > often and view.facts.starts_slowly,
+        "waiting": not seen and not at_limit and 1.0 - (view.share("queue", *healthy) or 0.0) > bound,
+        "limit": at_limit,
+        "retracting": view.retractions_a_minute > view.retractions_tolerated,
+        "rejected": view.per_minute(view.totals["rejected"]) > view.profile.rejections_per_minute,
+    }
+    return frozenset(seen | {trouble for trouble, is_seen in signs.items() if is_seen})
+
+
+def proven(view: View) -> list[Proven]:
+    """Return every flag that figures show to cause the trouble."""
+    facts, seen, found = view.facts, troubles(view), list[Proven]()
+    typed = (facts.typed_arguments or {}) if seen else {}
+    for suspect in SUSPECTS:
+        value = typed.get(suspect.arg)
+        if suspect.is_suspicious(value) and facts.flag(suspect.arg) and not suspect.is_forced(view):
+            found.append(Proven(suspect, *suspect.proof(view, seen, flags.number(value) or 0.0)))
+    return [each for each in found if each.rows]
+
+
+def beside(view: View) -> list[Proven]:
+    """Return every proven flag; none where all that is wrong is a cache that is full for a part of the time."""
+    return [] if troubles(view) <= {"pool_full"} else proven(view)
+
+
+def explained_by_flag(view: View) -> View:
+    """Return the view with waits explained by a flag: while each prefill batch ends at --max-prefill-tokens, requests wait for prefill."""
+    if view.totals["admission/held_back"] and any(each.suspect.arg == "max_prefill_tokens" for each in proven(view)):
+        return replace(view, totals=counted(view.totals, "held_back", "prefill_bound"))
+    return view
+
+
+# Proofs
+
+
+def _radix_cache(view: View, seen: frozenset[str], _: float) -> tuple[frozenset[str], Value, str]:
+    """Each request computes and holds its whole prompt, shared or not."""
+    prompt, running, usage, pool = view.prompt or 0.0, view.mean("running"), view.mean("usage"), view.facts.pool()
+    share = prompt * running / usage / pool if usage and pool and running else None  # of what a request holds
+    rows, gain = _NOTHING, ""
+    if "prefill_bound" in seen:
+        rows, gain = _PROMPTS, f"a mean prompt has {prompt:,.0f} tokens, all computed"
+    if "pool_full" in seen and (share is None or share >= PROMPTS_HELD):
+        rows |= _POOL
+        if share is not None and share < 1:
+            gain = f"prompts take about {100 * share:.0f} % of the KV cache, each request its own copy"
+    return rows if prompt >= SHORT_PROMPT else _NOTHING, False, gain
+
+
+def _pages(view: View, seen: frozenset[str], page: float) -> tuple[frozenset[str], Value, str]:
+    """Requests leave much of their last pages empty."""
+    request = (view.prompt or 0.0) + (view.answer or 0.0) / 2
+    wasted = max(1.0 - request / (ceil(request / page) * page), page / 2 / (request + page / 2)) if request else 0.0
+    fitting = (size for size in PAGE_SIZES if size < page and size / 2 / (request + size / 2) <= EMPTY_PAGES_ALLOWED)
+    gain = (
+        f"about {100 * wasted:.0f} % of the KV cache is empty space in pages: a request has some {request:,.0f} tokens"
+    )
+    is_short = not seen.isdisjoint({"pool_full", "held_back", "retracting", "waiting"})
+    return _POOL if view.prompt and is_short and wasted >= EMPTY_PAGES else _NOTHING, float(next(fitting, 1)), gain
+
+
+def _prefill_tokens(view: View, seen: frozenset[str], most: float) -> tuple[frozenset[str], Value, str]:
+    """A prefill batch ends at this many tokens, beside a larger chunk."""
+    wanted = view.facts.size("chunked_prefill_size") or LARGEST_PREFILL
+    few = not seen.isdisjoint({"held_back", "waiting"}) and most <= FEW_PROMPTS * max(view.prompt or 1024.0, 1.0)
+    rows = _ADMITS if most < wanted and ("prefill_bound" in seen or few) else _NOTHING
+    return rows, max(wanted, LARGEST_PREFILL), f"a prefill batch ends at {most:,.0f} tokens, a chunk has {wanted:,.0f}"
+
+
+def _decode_interval(view: View, seen: frozenset[str], steps: float) -> tuple[frozenset[str], Value, str]:
+    """Between prefill batches requests wait for decode steps; not while gaps between tokens are late, which a smaller interval lengthens."""
+    late = view.late_share("inter_token", view.profile.inter_token_seconds) > view.profile.late_bound(SLOW_BURN_TIMES)
+    waits = not late and not seen.isdisjoint({"held_back", "starts", "waiting"})
+    return _ADMITS if waits else _NOTHING, 0.0, f"after each prefill batch no request starts for {steps:g} decode steps"
+
+
+def _queue_limit(_: View, seen: frozenset[str], most: float) -> tuple[frozenset[str], Value, str]:
+    """Only bursts are rejected: nothing else keeps requests waiting."""
+    return frozenset({"requests_rejected"} if seen == {"rejected"} else ()), 4 * max(most, 1.0), ""
+
+
+SUSPECTS: tuple[Suspect, ...] = (
+    Suspect(
+        "disable_radix_cache",
+        _radix_cache,
+        "Without the radix cache each request computes and holds its whole prompt. If prompts share prefixes, the cache computes and holds each prefix once.",
+        "prompts share no prefixes, or the model cannot use the cache: then SGLang switches it off again",
+        "A little scheduling time; cached prefixes fill the KV cache and are evicted when room is needed.",
+        forced_by=(
+            "disaggregation_mode=decode", "is_embedding", "enable_mis", "enable_deterministic_inference", "prefill_only_disable_kv_cache",
+        ),
+    ),
+    Suspect(
+        "page_size",
+        _pages,
+        "The KV cache is given out in whole pages, and a request leaves its last page partly empty. Shared prefixes are reused in whole pages only.",
+        "the attention backend needs this page size: then SGLang sets it again",
+        "Larger pages make transfers to host memory or to a decode server faster.",
+        least=16,
+        forced_by=tuple(f"attention_backend={name}" for name in PAGED_BACKENDS),
+    ),
+    Suspect(
+        "max_prefill_tokens",
+        _prefill_tokens,
+        "A prefill batch takes no further prompt after this many tokens, so prompts are computed one after another although a chunk has room for several.",
+        "prompts are computed one at a time anyway, because few requests come at once",
+        "Larger prefill batches take more GPU memory, and running requests pause longer.",
+        least=0,
+        most=LARGEST_PREFILL,
+    ),
+    Suspect(
+        "prefill_decode_interval",
+        _decode_interval,
+        "Requests that wait cannot start until this many decode steps have passed.",
+        "running requests would pause too often without it",
+        "Running requests pause more often.",
+        least=0,
+    ),
+    Suspect(
+        "max_queued_requests",
+        _queue_limit,
+        "SGLang answers 503 to each request that finds the queue full. A longer queue takes bursts.",
+        "requests always come faster than they are served: then they wait instead, and more of them give up",
+        "Requests wait longer instead of being rejected.",
+        least=0,
+        most=1e9,
+    ),
+)  # fmt: skip
+
+
+# What can be better
+
+
+def _speculation(view: View) -> float | None:
+    """Tokens of a verified step; below 0.99 it is another figure than the mean with the token that needs no draft.
+
+    Even the smallest draft takes a part of a pass for each draft step: what is left of a token after that is at or below 1 where it does
+    not pay.
+    """
+    lines = view.totals["accepted:n"]
+    length = view.totals["accepted"] / lines if lines >= view.profile.enough_observations else 0.0
+    return None if length < LEAST_DRAFTED else length
+
+
+def _least_accepted(view: View) -> float:
+    """Return the tokens that a verified step must give to pay for its drafts."""
+    return 1.0 + DRAFT_COST * (view.facts.size("speculative_num_steps") or USUAL_DRAFTS)
+
+
+def _hicache(view: View) -> float | None:
+    """Lines about what HiCache could not do."""
+    if view.hicache is None:
+        return None
+    stays = view.hicache.word == "kernel"  # it was printed once, and holds until the next start
+    return view.totals["hicache"] or float(stays)
+
+
+def costly_settings(view: View) -> list[tuple[str, Value, Value, str]]:
+    """Return the settings of a start that slow every load down: the argument, its value, a better one, and what it does in words."""
+    facts, found = view.facts, list[tuple[str, Value, Value, str]]()
+    for arg in ("disable_cuda_graph", "disable_decode_cuda_graph"):
+        if facts.is_on(arg) and not facts.role:
+            found.append((arg, True, False, "CUDA graphs are switched off"))
+    chunk = facts.typed("chunked_prefill_size")
+    if chunk is not None and 0 < chunk <= TINY_CHUNK:
+        words = f"prompts are computed in chunks of {chunk:g} tokens, and a chunk takes about as long as one of 1,024"
+        found.append(("chunked_prefill_size", chunk, float(SMALL_CHUNK), words))
+    return found
+
+
+def _slowed_at_once(view: View) -> float | None:
+    """Count the costly settings. Under load graphs have a row of their own, and chunks count where prompts fill them."""
+    if view.has_enough_load:
+        fills = view.totals["full_lines"] >= FULL_BATCHES * view.totals["prefill_lines"] > 0
+        return float(fills and any(arg == "chunked_prefill_size" for arg, *_ in costly_settings(view)))
+    return None if not view.facts.arguments or view.facts.is_cpu else float(len(costly_settings(view)))
+
+
+def _sharing(view: View) -> float | None:
+    """Return the cached share of prompt tokens, without what retracted requests and further answers find of their own."""
+    totals, cached, posts = view.totals, view.cached_share, view.totals["generation_posts"]
+    # Preempted requests find their own prompts, and nothing counts them; several answers to one prompt find it cached.
+    preempts = view.facts.is_on("enable_priority_scheduling")
+    several = posts and totals["started"] > SEVERAL_EACH * posts
+    if view.waited_share <= view.profile.frequent_share or cached is None or preempts or several:
+        return None
+    own = totals["repeated"] / totals["cached"] if totals["cached"] else 0.0
+    came_back = totals["retracted"] * (view.prompt or 0.0) / max(totals["computed"] + totals["cached"], 1.0)
+    return max(cached * (1.0 - (1.0 if own > 0.5 else own)) - came_back, 0.0)
+
+
+def _shared_prefixes(view: View) -> float | None:
+    """The share of the prompt tokens that were cached under fcfs."""
+    cannot_gain = (view.cached_share or 0.0) >= SHARING[1]
+    return None if view.facts.arguments.get("schedule_policy") != "fcfs" or cannot_gain else _sharing(view)
+
+
+def _no_prefixes(view: View) -> float | None:
+    """The share of the prompt tokens that were cached under a policy that sorts by prefixes."""
+    sorts = view.facts.arguments.get("schedule_policy") in ("lpm", "dfs-weight")
+    return view.cached_share if sorts and _sharing(view) is not None else None
+
+
+def _proven_flags(view: View) -> float | None:
+    """Flags away from their defaults that figures show to be the cause."""
+    return float(len(beside(view)))
+
+
+def _fits_one_gpu(view: View) -> float | None:
+    """GB of the weights of the whole model, where tensor parallelism alone splits them and the load would fit as well."""
+    facts, weights, usage = view.facts, view.facts.weights_gb, view.mean("usage")
+    other = ("dp_size", "ep_size", "moe_dense_tp_size", "enable_ep_moe", "pp_size")
+    spread = facts.attention_ranks > 1 or any((facts.number(each) or 0.0) > (each != "enable_ep_moe") for each in other)
+    if (facts.number("tp_size") or 1.0) <= 1 or spread or facts.is_cpu or not weights or not facts.capacity_gb:
+        return None
+    model = weights * facts.shards
+    left = 1.0 - (model - weights) / facts.pools_gb if facts.pools_gb else 1.0  # of a KV cache
+    return None if usage is not None and usage > view.profile.token_usage_target * left else model
+
+
+def _one_gpu_gb(view: View) -> float:
+    """Return the GB of weights that leave a GPU room for its KV cache."""
+    return (USUAL_FRACTION - ROOM_FOR_POOL) * (view.facts.capacity_gb or 0.0)
+
+
+def _replicas(view: View) -> float | None:
+    """Replicas that one server runs by itself."""
+    facts = view.facts
+    is_other = facts.is_cpu or facts.is_on("enable_dp_attention") or facts.attention_ranks > 1
+    return None if is_other else facts.number("dp_size")
+
+
+def _small_batches(view: View) -> float | None:
+    """The batch of a small model without torch.compile."""
+    facts, weights = view.facts, view.facts.weights_gb
+    if facts.is_cpu or facts.without_graph or facts.number("enable_torch_compile") != 0:
+        return None
+    is_quantized = facts.is_first_edition and facts.word("quantization")
+    return None if weights is None or weights * facts.shards >= SMALL_MODEL_GB or is_quantized else view.batch()
+
+
+def _large_weights(view: View) -> float | None:
+    """The share of a GPU's memory that unquantized weights take, where the KV cache is short of it."""
+    facts, weights, capacity = view.facts, view.facts.weights_gb, view.facts.capacity_gb
+    if facts.is_cpu or facts.arguments.get("quantization", "?") is not None or _QUANTIZED.search(facts.model):
+        return None
+    full = (view.share("admission", "pool_full") or 0.0) > view.profile.frequent_share
+    is_short = full or view.retractions_a_minute > view.retractions_tolerated
+    return weights / capacity if weights is not None and capacity and is_short else None
+
+
+def _experts(view: View) -> float | None:
+    """GPUs that share every expert of a mixture of experts."""
+    facts = view.facts
+    if facts.is_cpu or not _MOE.search(facts.model) or "tp_size" not in facts.arguments:
+        return None
+    if (facts.number("ep_size") or 1.0) > 1 or facts.is_on("enable_ep_moe") or facts.is_on("enable_deepep_moe"):
+        return None
+    return facts.number("tp_size") or 1.0
+
+
+def _latent_pool_full(view: View) -> float | None:
+    """The share of the time with a full KV cache that every GPU stores."""
+    facts = view.facts
+    if facts.is_cpu or not _LATENT.search(facts.model) or (facts.number("tp_size") or 1.0) < DP_ATTENTION_GPUS:
+        return None
+    split = facts.is_on("enable_dp_attention") or facts.attention_ranks > 1
+    return None if split else view.share("admission", "pool_full")
+
+
+def _recommended(view: View) -> float | None:
+    """What SGLang itself recommends in the lines of its start, for a flag that this release has."""
+    return float(len(view.facts.recommended()))
+
+
+def _settings(view: View) -> float | None:
+    """Settings other than the guide's for this workload."""
+    return float(len(differing(view))) if view.facts.knows_arguments else None
+
+
+def differing(view: View) -> list[profiles.Setting]:
+    """Return the guide's settings for the profile's workload that this server has not, where nothing that was seen speaks against them."""
+    facts, found = view.facts, []
+    for setting in view.profile.settings if facts.knows_arguments else ():
+        arg = facts.graph_arg if setting.arg == "cuda_graph_max_bs" else setting.arg
+        now: object = facts.typed(arg) if isinstance(setting.value, float) else facts.arguments.get(arg)
+        if setting.is_switch:
+            now = float(facts.is_on(arg))
+        elif arg == facts.graph_arg:
+            now = facts.largest_captured
+        elif arg == "max_running_requests":
+            now = facts.least_limit if now is None else now
+        is_other = now is not None and now != setting.value and (setting.needed or not facts.is_cpu)
+        if is_other and facts.flag(arg) and _fits_evidence(setting, view):
+            found.append(replace(setting, arg=arg))
+    return found
+
+
+def _fits_evidence(setting: profiles.Setting, view: View) -> bool:
+    """Whether what was seen does not speak against the guide's setting; where a row of its own decides, it is left to that."""
+    online, batch = view.profile.queue_lower is None, view.batch() or 0.0
+    tests: dict[str, bool] = {
+        "mem_fraction_static": view.facts.reserve_gb is None and online,
+        "max_running_requests": isinstance(setting.value, float) and online and batch > setting.value,
+        "schedule_conservativeness": online
+        and (view.share("admission", "no_queue") or 0.0) > view.profile.frequent_share,
+        "chunked_prefill_size": view.prefill_share > MOSTLY_PREFILL / 2,
+        "schedule_policy": (view.cached_share or 0.0) >= SHARING[0],
+        # SGLang captures no size above the running limit.
+        "cuda_graph_max_bs": (view.facts.largest_captured or 0.0) < (view.facts.least_limit or inf),
+        "page_size": view.facts.word("attention_backend") not in PAGED_BACKENDS,
+    }
+    return tests.get(setting.arg, True)
+
+
 CHANCES = _rows(
     _hint(
         id="speculation_rejected",
         when=_fact(
-            measures.speculation,
-            limit=measures.least_accepted,
+            _speculation,
+            limit=_least_accepted,
             counts=("decode_lines",),
             side="below",
             name="tokens a verified step gives; 1 without speculation",
@@ -1031,7 +1642,7 @@ CHANCES = _rows(
     _chance(
         id="sglang_recommends",
         any_load=True,
-        when=_fact(measures.recommended, name="recommendations of SGLang's own at its start", needs="the start"),
+        when=_fact(_recommended, name="recommendations of SGLang's own at its start", needs="the start"),
         summary="SGLang itself recommends other settings in the lines of its start.",
         at_once=True,
         seen="{value} recommendation{s} in the lines of its start",
@@ -1045,8 +1656,8 @@ CHANCES = _rows(
     _hint(
         id="requests_given_up",
         when=_fact(
-            measures.given_up,
-            limit=measures.many_given_up,
+            _given_up,
+            limit=_many_given_up,
             name="share of the ended requests that were given up",
             needs="metrics",
         ),
@@ -1067,7 +1678,7 @@ CHANCES = _rows(
         past="SGLang ran without metrics: only its log was available.",
         after=600.0,
         any_load=True,
-        when=_fact(measures.trouble("metrics_disabled"), name="1 while it answers without metrics", needs="a sidecar"),
+        when=_fact(_trouble("metrics_disabled"), name="1 while it answers without metrics", needs="a sidecar"),
         summary="SGLang runs without metrics: only its log is available.",
         seen="/metrics answers 404",
         guide="start with --enable-metrics --enable-cache-report",
@@ -1086,9 +1697,7 @@ CHANCES = _rows(
         severity="warning",
         after=120.0,
         any_load=True,
-        when=_fact(
-            measures.trouble("log_silent"), name="1 while tokens are generated and no line comes", needs="a sidecar"
-        ),
+        when=_fact(_trouble("log_silent"), name="1 while tokens are generated and no line comes", needs="a sidecar"),
         summary="SGLang's log is unreadable or has no new lines while the server works.",
         seen="{value}",
         guide=_NOT_IN_GUIDE + "retractions and out-of-memory failures are only in the log",
@@ -1104,7 +1713,7 @@ CHANCES = _rows(
         past="SGLang's log and its metrics disagreed.",
         severity="warning",
         any_load=True,
-        when=_fact(measures.trouble("sources_disagree"), name="1 while log and metrics differ", needs="a sidecar"),
+        when=_fact(_trouble("sources_disagree"), name="1 while log and metrics differ", needs="a sidecar"),
         summary="SGLang's log and its metrics disagree.",
         seen="KV cache size or retractions differ between log and metrics",
         guide=_NOT_IN_GUIDE + "figures of two servers, or an incomplete log, lead to wrong advice",
@@ -1144,7 +1753,7 @@ CHANCES = _rows(
         id="hicache_degraded",
         any_load=True,
         at_once=True,
-        when=_fact(measures.hicache, counts=("hicache",), name="lines about what HiCache could not do", needs="a log"),
+        when=_fact(_hicache, counts=("hicache",), name="lines about what HiCache could not do", needs="a log"),
         summary="HiCache does not work as it should: SGLang says so.",
         seen="SGLang printed: {value}",
         guide=_NOT_IN_GUIDE
@@ -1159,9 +1768,7 @@ CHANCES = _rows(
         id="costly_settings",
         any_load=True,
         at_once=True,
-        when=_fact(
-            measures.slowed_at_once, name="settings of the start that slow every request down", needs="the start"
-        ),
+        when=_fact(_slowed_at_once, name="settings of the start that slow every request down", needs="the start"),
         summary="A setting of this start slows every request down.",
         seen="{value}",
         guide='"Tune --cuda-graph-max-bs" and "chunked prefill": decoding with CUDA graphs, and prompts in chunks of thousands of tokens',
@@ -1176,7 +1783,7 @@ CHANCES = _rows(
     ),
     _chance(
         id="shared_prefixes_unused",
-        when=_fact(measures.shared_prefixes, limit=SHARING[0], name="share of prompt tokens from the prefix cache"),
+        when=_fact(_shared_prefixes, limit=SHARING[0], name="share of prompt tokens from the prefix cache"),
         summary="Waiting requests share prefixes, but --schedule-policy fcfs does not group them.",
         seen="{value} of the prompt tokens came from the prefix cache under fcfs",
         guide="with many shared prefixes set --schedule-policy lpm (the default of early releases)",
@@ -1191,9 +1798,7 @@ CHANCES = _rows(
     ),
     _chance(
         id="prefix_policy_wasted",
-        when=_fact(
-            measures.no_prefixes, side="below", limit=NO_SHARING, name="share of prompt tokens from the prefix cache"
-        ),
+        when=_fact(_no_prefixes, side="below", limit=NO_SHARING, name="share of prompt tokens from the prefix cache"),
         summary="--schedule-policy lpm orders requests by shared prefixes, but they share none.",
         seen="{value} of the prompt tokens came from the prefix cache under lpm",
         guide="first edition: without shared prefixes fcfs costs less than lpm",
@@ -1207,7 +1812,7 @@ CHANCES = _rows(
     ),
     _chance(
         id="flags_away_from_defaults",
-        when=_fact(measures.proven_flags, name="flags that differ from SGLang's defaults and can cause this"),
+        when=_fact(_proven_flags, name="flags that differ from SGLang's defaults and can cause this"),
         summary="Flags that differ from SGLang's defaults can delay requests.",
         seen="{value} flag{s} with a value other than the default that can cause this",
         guide=_NOT_IN_GUIDE + "without another explanation, check the flags that differ from the defaults first",
@@ -1223,8 +1828,8 @@ CHANCES = _rows(
         id="data_parallel_would_fit",
         any_load=True,
         when=_fact(
-            measures.fits_one_gpu,
-            limit=measures.one_gpu_gb,
+            _fits_one_gpu,
+            limit=_one_gpu_gb,
             side="below",
             name="weights of the whole model",
             unit="GB",
@@ -1280,7 +1885,7 @@ CHANCES = _rows(
         id="requests_refused",
         any_load=True,
         when=_fact(
-            measures.requests_refused,
+            _requests_refused,
             limit=MANY_FAILED,
             counts=("refused",),
             name="share of the requests that were refused",
@@ -1301,7 +1906,7 @@ CHANCES = _rows(
     _hint(
         id="router_candidate",
         any_load=True,
-        when=_fact(measures.replicas, limit=1.0, name="replicas in one server", needs="the start"),
+        when=_fact(_replicas, limit=1.0, name="replicas in one server", needs="the start"),
         summary="One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers.",
         seen="{value} replicas in one server",
         guide='"Tune --dp-size and --tp-size": use the router (model gateway) for data parallelism rather than --dp-size',
@@ -1316,7 +1921,7 @@ CHANCES = _rows(
     ),
     _chance(
         id="profile_settings",
-        when=_fact(measures.settings, name="settings other than the guide's for this workload"),
+        when=_fact(_settings, name="settings other than the guide's for this workload"),
         summary="SGLang's guide recommends other settings for this profile.",
         seen="{value} setting{s} other than what the guide recommends for this profile",
         guide="newest edition: settings for online, offline, long-context and multi-turn servers",
@@ -1331,7 +1936,7 @@ CHANCES = _rows(
     _chance(
         id="torch_compile_candidate",
         when=_fact(
-            measures.small_batches,
+            _small_batches,
             limit=SMALL_BATCH + 1,
             side="below",
             name="requests running together, 99 % of the time",
@@ -1353,7 +1958,7 @@ CHANCES = _rows(
     _chance(
         id="quantization_candidate",
         when=_fact(
-            measures.large_weights,
+            _large_weights,
             limit=LARGE_WEIGHTS,
             name="share of a GPU's memory taken by its part of the weights",
         ),
@@ -1372,7 +1977,7 @@ CHANCES = _rows(
     _chance(
         id="expert_parallel_candidate",
         any_load=True,
-        when=_fact(measures.experts, limit=1.0, name="GPUs that share every expert", needs="the start"),
+        when=_fact(_experts, limit=1.0, name="GPUs that share every expert", needs="the start"),
         summary="Tensor parallelism splits every expert of this mixture-of-experts model over all GPUs.",
         seen="{value} GPUs share every expert",
         guide='"Try other options": use expert parallelism for mixture-of-experts models',
@@ -1387,7 +1992,7 @@ CHANCES = _rows(
     ),
     _chance(
         id="dp_attention_candidate",
-        when=_fact(measures.latent_pool_full, limit=_OFTEN, name="serving time with a full KV cache"),
+        when=_fact(_latent_pool_full, limit=_OFTEN, name="serving time with a full KV cache"),
         summary="A DeepSeek model stores the same KV cache on every GPU, and the KV cache fills up.",
         seen="the KV cache was full for {value} of the serving time",
         guide='"Try other options": for DeepSeek models use DP attention (--enable-dp-attention --dp-size 8)',
@@ -1437,7 +2042,7 @@ def adapted(
     thresholds: Mapping[str, float] | None = None,
     accepted: Mapping[str, str] | None = None,
     waits: Mapping[str, float] | None = None,
-) -> profiless.Profile:
+) -> profiles.Profile:
     """Return a profile with the thresholds, mutes and waits of the user's choice. Raise `UsageError` for what is no row."""
     accepted, waits = accepted or {}, waits or {}
     for key, names, known in (
@@ -1447,7 +2052,7 @@ def adapted(
         for name in names:
             if name not in known:
                 raise UsageError(f"{key}={name}: give a diagnosis of docs/diagnoses.md{suggestion(name, known)}")
-    return profiless.PROFILES[profile].with_thresholds(thresholds or {}).adapted(accepted, waits)
+    return profiles.PROFILES[profile].with_thresholds(thresholds or {}).adapted(accepted, waits)
 
 
 # The states in words, for people.

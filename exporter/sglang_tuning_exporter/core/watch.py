@@ -16,9 +16,8 @@ from typing import TypeAlias
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import judge, summary
-from sglang_tuning_exporter.core.alerts import Clocks
+from sglang_tuning_exporter.core.alerts import Clocks, Words
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, aged, is_count, lists, to_json
-from sglang_tuning_exporter.core.exposed import Words
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judgement, Start, Stretch
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row

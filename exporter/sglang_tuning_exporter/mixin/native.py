@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import rows, runbooks, suspects
+from sglang_tuning_exporter.core import rows, runbooks
 from sglang_tuning_exporter.mixin._rendering import POOL, filled, listed, render
 
 if TYPE_CHECKING:
@@ -120,16 +120,16 @@ def _limits() -> tuple[Native, ...]:
         Native(
             "SGLangTimeToFirstTokenHigh",
             "latency_queue",
-            f"{_quantile(1 - profile.late_bound(suspects.LATE_TIMES), 'time_to_first_token_seconds')} > {profile.time_to_first_token_seconds:g}",
-            f"{100 * profile.late_bound(suspects.LATE_TIMES):g} % of the first tokens came after {{value}} or later, the objective is"
+            f"{_quantile(1 - profile.late_bound(rows.LATE_TIMES), 'time_to_first_token_seconds')} > {profile.time_to_first_token_seconds:g}",
+            f"{100 * profile.late_bound(rows.LATE_TIMES):g} % of the first tokens came after {{value}} or later, the objective is"
             f" {profile.time_to_first_token_seconds:g} s",
             "humanizeDuration",
         ),
         Native(
             "SGLangInterTokenLatencyHigh",
             "latency_batch_too_large",
-            f"{_quantile(1 - profile.late_bound(suspects.SLOW_BURN_TIMES), 'inter_token_latency_seconds')} > {profile.inter_token_seconds:g}",
-            f"{100 * profile.late_bound(suspects.SLOW_BURN_TIMES):g} % of the gaps between two tokens were {{value}} or longer, the objective is"
+            f"{_quantile(1 - profile.late_bound(rows.SLOW_BURN_TIMES), 'inter_token_latency_seconds')} > {profile.inter_token_seconds:g}",
+            f"{100 * profile.late_bound(rows.SLOW_BURN_TIMES):g} % of the gaps between two tokens were {{value}} or longer, the objective is"
             f" {profile.inter_token_seconds:g} s",
             "humanizeDuration",
         ),

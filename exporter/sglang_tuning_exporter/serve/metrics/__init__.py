@@ -10,7 +10,7 @@ from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.capacity import Estimate
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import profiles, resolve
-from sglang_tuning_exporter.core import capacities, exposed, lines, rows
+from sglang_tuning_exporter.core import alerts, capacities, lines, rows
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.serve.metrics.families import (
@@ -496,7 +496,7 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
     """Return the families of the verdict, and of everything that it rests on."""
     judgement, watch = sidecar.judge(now), sidecar.watch
     assert watch.measured is not None
-    shown = list(exposed.conditions(watch.measured))
+    shown = list(alerts.conditions(watch.measured))
     doc = (
         "The figure that decides a diagnosis over its window, turned so that above its limit is bad; one unit for each diagnosis"
         " (docs/diagnoses.md). Absent while it is not measured."
@@ -510,11 +510,11 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
         " absent while neither is known."
     )
     clocks = watch.clocks.by_row.items()
-    alerts = gauge("alert", doc, "diagnosis")
-    alerts.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
+    lasting = gauge("alert", doc, "diagnosis")
+    lasting.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
     # Never absent: a rule would hold the last 1 for a while.
     accepted = dict(sidecar.watch.server.profile.accepted)
-    yield alerts.with_samples((muted, 0.0) for muted in accepted if rows.BY_ID[muted].alert)
+    yield lasting.with_samples((muted, 0.0) for muted in accepted if rows.BY_ID[muted].alert)
     doc = "1 for each diagnosis that --accept mutes, and why: it is not in verdict, alerts and conditions."
     yield gauge("accepted_info", doc, "diagnosis", "reason").with_samples(
         (muted, shortened(reason), 1.0) for muted, reason in accepted.items()
@@ -523,7 +523,7 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
         "Since when this advice stands, in unix seconds. Flag as typed for the running release (empty: advice to people), its present value,"
         " the value to try, why, when it will not help, and what it costs."
     )
-    advice = gauge("advice_timestamp_seconds", doc, "diagnosis", *exposed.ADVICE)
+    advice = gauge("advice_timestamp_seconds", doc, "diagnosis", *alerts.ADVICE)
     for diagnosis, (said, since) in watch.words.advice.items():
         if diagnosis not in accepted:
             advice.add_metric(map(shortened, (diagnosis, *said)), sidecar.unix(since))
@@ -535,7 +535,7 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
     )
     doc = "Since when the verdict is the same, in unix seconds."
     yield single("verdict_since_timestamp_seconds", doc, sidecar.unix(stands.since))
-    helps = exposed.scale_out_helps(judgement)
+    helps = alerts.scale_out_helps(judgement)
     doc = "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance)."
     yield single("scale_out_helps", doc, None if helps is None else float(helps))
     stuck = watch.measured.view.stuck

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.exposed import Words, conditions, turned
+from sglang_tuning_exporter.core.alerts import Words, conditions, turned
 from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.rows import BY_ID
