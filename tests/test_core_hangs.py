@@ -8,7 +8,7 @@ import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.server import Stuck
+from sglang_tuning_exporter.core.server import Hang
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
@@ -72,7 +72,7 @@ class Server:
         )
 
     @property
-    def stuck(self) -> Stuck | None:
+    def stuck(self) -> Hang | None:
         return self.watch.view(BEGIN + self.now).stuck
 
     def tick(self, times: int = 1) -> None:
@@ -81,7 +81,7 @@ class Server:
             self.now += STEP
             self.watch.take(self.page(), BEGIN + self.now)
             stuck = self.stuck
-            self.stages.append((self.now, "" if stuck is None else stuck.stage))
+            self.stages.append((self.now, "" if stuck is None else stuck.stage or ""))
 
     def computes(self, steps: float = 40.0) -> None:
         """The scheduler decodes."""

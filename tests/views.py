@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import NO_RANK
-from sglang_tuning_exporter.core.facts import Facts, RankMemory
+from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import View
 
@@ -72,7 +72,7 @@ def seen(load: Load, profile: str = "online", version: str | None = None, **argu
     taken = {name: sizes[key] for key, name in (("WEIGHTS", "weights"), ("POOL_GB", "pool")) if key in sizes}
     if "GRAPHS" in sizes:
         taken["graph"] = taken["decode_graph"] = sizes["GRAPHS"]
-    facts.memory[NO_RANK] = RankMemory(before=sizes.get("BEFORE"), taken=taken)
+    facts.memory[NO_RANK] = taken | ({"before": sizes["BEFORE"]} if "BEFORE" in sizes else {})
     return View(load.totals(), facts, PROFILES[profile], load.seconds)
 
 

@@ -14,12 +14,11 @@ from typing import TypeAlias
 
 from sglang_tuning_exporter.core import rows
 from sglang_tuning_exporter.core.events import ENDINGS, of_transfer, relaxed, shortened
-from sglang_tuning_exporter.core.facts import Said
 from sglang_tuning_exporter.core.findings import Change, Value
 from sglang_tuning_exporter.core.server import USUAL_CAPTURED
 from sglang_tuning_exporter.core.view import LOWERED, View
 from sglang_tuning_exporter.sglang import flags
-from sglang_tuning_exporter.sglang.advices import recognise
+from sglang_tuning_exporter.sglang.advices import Advice, recognise
 
 # The guide's values.
 RAISED = 1.3
@@ -938,13 +937,13 @@ def _named(view: View, words: str) -> list[Change]:
     return changes
 
 
-def by_sglang(view: View, said: Said) -> list[Change]:
+def by_sglang(view: View, said: Advice) -> list[Change]:
     """Return what SGLang recommends as a change of the first flag that this release has; nothing where it has none."""
-    ways = {each: way for each, way in said.advice.ways.items() if way}
+    ways = {each: way for each, way in said.ways.items() if way}
     flag = next((each for each in ways if each.startswith("--") and view.facts.flag(_arg_of(each))), None)
     times = f", {said.count:,} times" if said.count > 1 else ""
     why, not_if = (
-        f"SGLang printed at its start{times}: “{said.text.rstrip('.')}”",
+        f"SGLang printed at its start{times}: “{said.words.rstrip('.')}”",
         "what the line is about does not matter for this load",
     )
     if flag is not None:
@@ -955,9 +954,9 @@ def by_sglang(view: View, said: Said) -> list[Change]:
     return [_say(f"set {variables} as SGLang's own line says", why, not_if)] if variables else []
 
 
-def way_of(said: Said, arg: str) -> str:
+def way_of(said: Advice, arg: str) -> str:
     """Return the direction in which a recommendation of SGLang's goes for an argument; empty where it only names it."""
-    return _WAYS.get(said.advice.ways.get(f"--{arg.replace('_', '-')}", ""), "")
+    return _WAYS.get(said.ways.get(f"--{arg.replace('_', '-')}", ""), "")
 
 
 ADVICE: Mapping[str, Advise] = {

@@ -5,7 +5,6 @@ Memory is in GB as SGLang prints it (2**30 bytes). None is not known; -1, 0 and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,45 +27,9 @@ _FOLLOWING = (
     "release", "typed_arguments", "attention_ranks", "micro_batches", "largest_captured", "steps_between_lines", "prefill_tokens",
 )  # fmt: skip
 _MOST_SAID = 64  # texts of a start about flags
+_MOST_RANKS = 1024  # whose memory is kept
 _SHOWN_GB = {"pool": "kv_memory_gb", "weights": "weight_memory_gb", "graph": "graph_memory_gb"}  # by a page
 _WITHOUT_GRAPHS = ("cpu", "mps", "hpu", "xpu")
-
-
-@dataclass(slots=True)
-class RankMemory:
-    """The memory lines of one rank: what the target took, then a draft model."""
-
-    before: float | None = None  # free before the weights
-    beside: float | None = None  # free after them, of the target
-    left: float | None = None  # free after the last stage
-    taken: dict[str, float] = field(
-        default_factory=dict
-    )  # weights, draft_weights, pool, draft_pool, graph, decode_graph
-    begin: float | None = None
-    pool_ended: bool = False
-    capturing: str = ""  # `prefill` or `decode`: of which phase a capture of graphs has begun, and not ended
-
-    def add(self, name: str, gigabytes: float | None, *, draft: bool = False) -> None:
-        """Add to what a stage took, of the target or of its draft model."""
-        if gigabytes is not None:
-            name = f"draft_{name}" if draft else name
-            self.taken[name] = self.taken.get(name, 0.0) + gigabytes
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A text of SGLang's start about flags, how often it was printed, and what it is (`sglang.advices`)."""
-
-    advice: Advice
-    text: str
-    count: int = 1
-
-    def is_about(self, arg: str) -> bool:
-        """Whether it names an argument, as its flag or as SGLang's field."""
-        return (
-            f"--{arg.replace('_', '-')}" in (*self.advice.ways, *self.text.split())
-            or re.search(rf"\b{arg}\b", self.text) is not None
-        )
 
 
 @dataclass  # no slots, because of `cached_property`
@@ -80,7 +43,9 @@ class Facts:
     limits: dict[int | None, float] = field(default_factory=dict)  # max_running_requests in force
     pools: dict[int | None, float] = field(default_factory=dict)  # tokens of the KV cache
     available: dict[int | None, float] = field(default_factory=dict)  # available_gpu_mem, least of the TP ranks
-    memory: dict[Rank, RankMemory] = field(default_factory=dict)
+    # GB by rank: `before` the weights, `beside` them, `left` after the last stage, and what each stage took: `weights`, `pool`, `graph` (of
+    # these `decode_graph`); a draft model's are `draft_weights`, `draft_pool`.
+    memory: dict[Rank, dict[str, float]] = field(default_factory=dict)
     page: Mapping[int | None, RankFigures] = field(default_factory=dict)  # of the present page, which wins
     graph_sizes: tuple[int, ...] = ()
     states: float | None = None  # of a scheduler's mamba cache
@@ -90,7 +55,11 @@ class Facts:
     graph_device: str = ""
     role_seen: str = ""  # unified, prefill or decode, by the labels of the metrics
     first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
-    said: dict[str, Said] = field(default_factory=dict)  # what SGLang itself said about flags, by its text
+    said: dict[str, Advice] = field(default_factory=dict)  # what SGLang itself said about flags, by its text
+    _with_pool: set[Rank] = field(default_factory=set)  # the target's KV cache is complete
+    _capturing: dict[Rank, str] = field(
+        default_factory=dict
+    )  # prefill or decode: a capture of graphs has begun, and not ended
 
     def take(self, seen: Event | server_info.ServerInfo | server_info.Load) -> None:
         """Take a line of the start; or an answer: arguments and limits where the log has none, a scheduler's limit (`/v1/loads`)."""
@@ -112,11 +81,11 @@ class Facts:
             self.no_pool = min(figures["tokens"], self.no_pool or 0.0)
         elif event.kind == "pool":
             self.pools[dp] = figures["tokens"]
-            rank, gigabytes = self._rank(event), figures.get("gigabytes")
+            (at, rank), gigabytes = self._rank(event), figures.get("gigabytes")
             if figures.get("resized") and gigabytes is not None:
-                rank.taken["pool"] = gigabytes
+                rank["pool"] = gigabytes
             else:
-                rank.add("pool", gigabytes, draft=rank.pool_ended and "pool" in rank.taken)
+                _add(rank, "pool", gigabytes, draft=at in self._with_pool and "pool" in rank)
         elif event.kind == "memory":
             self._take_memory(event)
         elif event.kind == "ready":
@@ -126,7 +95,7 @@ class Facts:
             if known is not None:
                 self.said[event.word] = replace(known, count=known.count + 1)
             elif advice is not None and len(self.said) < _MOST_SAID and not event.marked:
-                self.said[event.word] = Said(advice, event.text)
+                self.said[event.word] = advice
 
     def _take_limits(self, event: Event) -> None:
         figures, dp, known = event.figures, event.rank.dp, self.memory.get(event.rank)
@@ -139,7 +108,7 @@ class Facts:
             self.arguments["chunked_prefill_size"] = int(figures["chunked_prefill_size"])
             self.cut = self.cut or len(self.arguments) == 1
         self.memory_device = event.word or self.memory_device
-        left = figures.get("available_gb", known.left if known else None)
+        left = figures.get("available_gb", known.get("left") if known else None)
         if left is not None:
             self.available[dp] = min(self.available.get(dp, left), left)
 
@@ -162,14 +131,14 @@ class Facts:
             self.available[None] = min(left)
         for name, shown in _SHOWN_GB.items():
             if self.gigabytes(name) is None and (largest := most(getattr(each, shown) for each in answer.ranks)):
-                self._rank(Event("")).taken[name] = largest
+                self.memory.setdefault(NO_RANK, {})[name] = largest
         self.graph_sizes = self.graph_sizes or answer.graph_batch_sizes
 
-    def recommended(self, arg: str = "", role: str = "recommends") -> list[Said]:
+    def recommended(self, arg: str = "", role: str = "recommends") -> list[Advice]:
         """Return what SGLang itself recommends in its start; of an argument: what is about it."""
-        return [each for each in self.said.values() if each.advice.role == role and (not arg or each.is_about(arg))]
+        return [each for each in self.said.values() if each.role == role and (not arg or each.is_about(arg))]
 
-    def decided(self, arg: str) -> list[Said]:
+    def decided(self, arg: str) -> list[Advice]:
         """Return what SGLang decided itself in its start about an argument."""
         return self.recommended(arg, "decision")
 
@@ -178,35 +147,38 @@ class Facts:
             self.__dict__.pop(name, None)
 
     def _take_memory(self, event: Event) -> None:  # noqa: C901 - a stage of the start each
-        rank, figures, stage = self._rank(event), event.figures, event.word
+        (at, rank), figures, stage = self._rank(event), event.figures, event.word
         used, free, prefill = figures.get("used"), figures.get("available"), bool(figures.get("prefill"))
-        if stage == "weights_begin":
-            rank.before = free if rank.before is None else rank.before
-            rank.begin = free
+        first = {"weights_begin": "before", "weights": "beside"}.get(stage)  # of the target, whose lines come first
+        if first is not None and free is not None:
+            rank.setdefault(first, free)
+        if stage == "weights_begin" and free is not None:
+            rank["begin"] = free
         elif stage == "weights":
-            if used is None and rank.begin is not None and free is not None:  # up to 0.4.0
-                used = max(round(rank.begin - free, 2), 0.0)
-            rank.beside = free if rank.beside is None else rank.beside
-            rank.add("weights", used, draft="weights" in rank.taken)
+            if used is None and "begin" in rank and free is not None:  # up to 0.4.0
+                used = max(round(rank["begin"] - free, 2), 0.0)
+            _add(rank, "weights", used, draft="weights" in rank)
         elif stage == "state_cache":
-            rank.add("pool", used, draft=rank.pool_ended)
+            _add(rank, "pool", used, draft=at in self._with_pool)
         elif stage == "pool":
-            rank.pool_ended = True
+            self._with_pool.add(at)
         elif stage == "graph":
-            rank.add("graph", used)
-            rank.add("decode_graph", None if prefill else used)
+            _add(rank, "graph", used)
+            _add(rank, "decode_graph", None if prefill else used)
+            self._capturing.pop(at, None)
         elif stage == "graph_begin":
-            rank.left = None  # up to 0.4.0 the end of the capture has no memory
+            rank.pop("left", None)  # up to 0.4.0 the end of the capture has no memory
+            self._capturing[at] = "prefill" if prefill else "decode"
         if "states" in figures:
             self.states = min(figures["states"], self.states or figures["states"])
         if stage in {"graph_begin", "graph"}:
-            rank.capturing = ("prefill" if prefill else "decode") if stage == "graph_begin" else ""
             self.graph_sizes = event.sizes or self.graph_sizes
         if stage in {"pool", "graph"} and free is not None:
-            rank.left = free
+            rank["left"] = free
 
-    def _rank(self, event: Event) -> RankMemory:
-        return self.memory.setdefault(event.rank if len(self.memory) < 1024 else NO_RANK, RankMemory())
+    def _rank(self, event: Event) -> tuple[Rank, dict[str, float]]:
+        rank = event.rank if event.rank in self.memory or len(self.memory) < _MOST_RANKS else NO_RANK
+        return rank, self.memory.setdefault(rank, {})
 
     # Arguments
 
@@ -342,7 +314,7 @@ class Facts:
     @property
     def capturing(self) -> str:
         """Of which phase a capture of graphs has begun, and not ended; empty where none has."""
-        return next((rank.capturing for rank in self.memory.values() if rank.capturing), "")
+        return next(iter(self._capturing.values()), "")
 
     @property
     def graph_arg(self) -> str:
@@ -412,7 +384,7 @@ class Facts:
         """Return what a stage took on the rank with most; None where unknown or nothing."""
         shown = _SHOWN_GB.get(name)
         of_page = (getattr(each, shown) for each in self.page.values()) if shown else ()
-        return most(each.taken.get(name) for each in self.memory.values()) or most(of_page)
+        return most(each.get(name) for each in self.memory.values()) or most(of_page)
 
     @property
     def left(self) -> dict[int | None, float]:
@@ -423,12 +395,12 @@ class Facts:
     @property
     def capacity_gb(self) -> float | None:
         """GPU memory free before the weights, on the rank with least: SGLang sizes all pools by it."""
-        return min((rank.before for rank in self.memory.values() if rank.before), default=None)
+        return min((rank["before"] for rank in self.memory.values() if rank.get("before")), default=None)
 
     @property
     def beside_weights_gb(self) -> float | None:
         """GPU memory free after the weights, on the rank with least."""
-        return min((rank.beside for rank in self.memory.values() if rank.beside is not None), default=None)
+        return min((rank["beside"] for rank in self.memory.values() if "beside" in rank), default=None)
 
     @property
     def reserve_gb(self) -> float | None:
@@ -464,6 +436,13 @@ class Facts:
     def model(self) -> str:
         """The model's name and path."""
         return f"{self.word('served_model_name')} {self.word('model_path')}"
+
+
+def _add(rank: dict[str, float], name: str, gigabytes: float | None, *, draft: bool = False) -> None:
+    """Add to what a stage took, of the target or of its draft model."""
+    if gigabytes is not None:
+        name = f"draft_{name}" if draft else name
+        rank[name] = rank.get(name, 0.0) + gigabytes
 
 
 def most(figures: Iterable[float | None]) -> float | None:

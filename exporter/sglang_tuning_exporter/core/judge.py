@@ -516,7 +516,7 @@ def _notes(row: Row, view: View) -> list[str]:
             f"The start is not in this log: that SGLang captured up to {USUAL_CAPTURED}, as it does by itself, is an assumption."
         )
     decided = facts.decided(row.remedy.arg) if row.remedy.arg else []
-    notes += [f"SGLang decided at its start: “{said.text.rstrip('.')}”" for said in decided[:MOST_QUOTED]]
+    notes += [f"SGLang decided at its start: “{said.words.rstrip('.')}”" for said in decided[:MOST_QUOTED]]
     if row.id == "unexplained":
         seen_shares = ((view.share("admission", state) or 0.0, words) for state, words in STATE_WORDS.items())
         shares = [f"{100 * share:.0f} % {words}" for share, words in seen_shares if share >= 0.1]
@@ -533,7 +533,7 @@ def seen(row: Row, server: Server, begin: float, end: float) -> tuple[float, flo
     if row.id == "scheduler_stuck":
         signs = [at for at, totals in buckets if totals["watchdogs"] or totals["health_failures"]]
         spans = [(max(at, begin), min(at + BUCKET_SECONDS, end)) for at in signs]
-        spans += [(each.begin, until) for each in server.hangs if (until := each.begin + each.seconds) >= begin]
+        spans += [(each.begin, until) for each in server.hangs if (until := each.until) >= begin]
         if spans:  # a hang that lines name lasts until it works again
             worked = not signs or any(totals["lines"] for at, totals in buckets if at > signs[-1])
             return min(spans)[0], max(until for _, until in spans) if worked else end

@@ -189,8 +189,23 @@ class Hang(NamedTuple):
 
     begin: float
     seconds: float
-    before: float  # requests that ran before
+    before: float  # requests that ran before; 0 where that is not known
     after: float  # and after
+    stage: Stage | None = None  # which does nothing, where pages show it
+    is_pause: bool = False  # by /pause_generation
+
+    @property
+    def until(self) -> float:
+        """Its end."""
+        return self.begin + self.seconds
+
+    @property
+    def sentence(self) -> str:
+        """What pages show."""
+        waiting = f" ({self.after:.0f} requests)" if self.after else ""
+        if self.is_pause or self.stage is None:
+            return f"the server has been paused by /pause_generation for {self.seconds:.0f} s{waiting}"
+        return f"the {self.stage} hangs: {_STAGE_WORDS[self.stage]} for {self.seconds:.0f} s{waiting}"
 
 
 # A page
@@ -1654,17 +1669,17 @@ class Server:
         """When a start, a pause or an end came last."""
         return max(self.last.get(name, -inf) for name in ("starts", "pause", "ends"))
 
-    def hangs_on(self, begin: float, now: float) -> None:
-        """Lengthen the last hang: pages show it since `begin`."""
-        if self.hangs and (last := self.hangs[-1]).begin + last.seconds >= begin:
-            self.hung(Hang(begin, now - begin, last.before, last.after), now)
+    def hangs_on(self, hang: Hang, now: float) -> None:
+        """Lengthen the last hang: pages show that it goes on."""
+        if self.hangs and self.hangs[-1].until >= hang.begin:
+            self.hung(hang._replace(before=self.hangs[-1].before, after=self.hangs[-1].after), now)
 
     def hung(self, hang: Hang, now: float) -> None:
         """Note a hang; several schedulers have the same, and each failed health check shows it longer."""
-        if self.hangs and (until := self.hangs[-1].begin + self.hangs[-1].seconds) >= hang.begin:
+        if self.hangs and self.hangs[-1].until >= hang.begin:
             last = self.hangs.pop()
             begin = min(last.begin, hang.begin)
-            hang = Hang(begin, max(until, hang.begin + hang.seconds) - begin, last.before, hang.after)
+            hang = Hang(begin, max(last.until, hang.until) - begin, last.before, hang.after)
         self.hangs.append(hang)
         self.bucket(now)["hangs"] += 1
         self.last["hangs"] = now
@@ -1691,24 +1706,6 @@ def merged(buckets: Iterable[Totals]) -> Totals:
 
 
 # Whether it makes progress
-
-
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """A stage that does nothing: for how many seconds, and how many requests wait, where that is known."""
-
-    stage: Stage
-    seconds: float
-    requests: float | None = None
-    is_pause: bool = False  # by /pause_generation
-
-    @property
-    def sentence(self) -> str:
-        """What is seen."""
-        waiting = f" ({self.requests:.0f} requests)" if self.requests else ""
-        if self.is_pause:
-            return f"the server has been paused by /pause_generation for {self.seconds:.0f} s{waiting}"
-        return f"the {self.stage} hangs: {_STAGE_WORDS[self.stage]} for {self.seconds:.0f} s{waiting}"
 
 
 @dataclass(slots=True)
@@ -1797,15 +1794,17 @@ class Progress:
         seconds = 0.0 if self.sent_at is None or not self._works else now - self.sent_at
         return seconds if seconds >= UNUSUAL_SECONDS else 0.0
 
-    def stuck(self, now: float) -> Stuck | None:
+    def stuck(self, now: float) -> Hang | None:
         """Return which stage hangs; a paused server hangs only if it stays paused."""
         stage, since = self._stands(now)
         if stage is None or now - self.resumed_at < HANG_SECONDS:
             return None
         if self.paused_at is not None:
-            seconds = now - self.paused_at
-            return Stuck("scheduler", seconds, self.requests, is_pause=True) if seconds >= PAUSE_SECONDS else None
-        return Stuck(stage, now - since, self.requests)
+            if now - self.paused_at < PAUSE_SECONDS:
+                return None
+            stage, since = "scheduler", self.paused_at
+        requests = self.requests or 0.0
+        return Hang(since, now - since, requests, requests, stage, is_pause=self.paused_at is not None)
 
     def _stands(self, now: float) -> tuple[Stage | None, float]:
         """Return which stage does nothing, and since when."""

@@ -106,7 +106,7 @@ def series(server: Server) -> dict[str, Series]:
 
 def memory(facts: Facts) -> dict[str, float | str]:
     """Return the memory of one rank at the start in GB, and the device where it is no GPU."""
-    left = [each.left for each in facts.memory.values() if each.left]
+    left = [each["left"] for each in facts.memory.values() if each.get("left")]
     figures = {
         "before_weights_gb": facts.capacity_gb, "weights_gb": facts.gigabytes("weights"), "draft_weights_gb": facts.gigabytes("draft_weights"),
         "kv_pool_gb": facts.gigabytes("pool"), "graphs_gb": facts.gigabytes("graph"),

@@ -17,7 +17,6 @@ from sglang_tuning_exporter.core.server import (
     WAITS,
     Hang,
     Server,
-    Stuck,
     Totals,
     mean_prompt,
 )
@@ -76,7 +75,7 @@ class View:
     scraped: bool = False  # SGLang's metrics are read
     down: str = ""  # why it could not be scraped; empty while it answers
     stopped: bool = False  # it was asked to end, and has
-    stuck: Stuck | None = None
+    stuck: Hang | None = None  # what pages show
     hung: bool = False  # now or in this stretch
     silent_seconds: float = 0.0  # no token was sent for so long, with requests running
     busy: bool = False  # requests run or wait now
@@ -385,7 +384,7 @@ def view_of(server: Server, seconds: float) -> View:
     return View(
         totals, server.facts, server.profile, now, {dp: each.running or 0.0 for dp, each in server.schedulers.items()},
         server.starting, server.stopping, server.how_ended, bool(server.ended), server.explanation or server.end_explanation,
-        tuple(hang for hang in server.hangs if hang.begin + hang.seconds >= now - seconds), dict(server.last),
+        tuple(hang for hang in server.hangs if hang.until >= now - seconds), dict(server.last),
         server.transfer, server.hicache,
     )  # fmt: skip
 

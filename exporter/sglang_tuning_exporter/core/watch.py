@@ -547,7 +547,7 @@ class Watch:
         silent_seconds = server.progress.silence(now) if failure is None else 0.0
         stuck = server.progress.stuck(now) if failure is None and answered else None
         if stuck is not None:
-            server.hangs_on(now - stuck.seconds, now)
+            server.hangs_on(stuck, now)
         if stuck is not None or "takes connections" in down:
             self._hung_at = now
         starting = failure.starting if failure is not None else not answered and server.starting
@@ -632,7 +632,7 @@ class Watch:
         """Return when what a row is about was first seen in the last ten minutes; now where only metrics or sources show it."""
         row = BY_ID[name]
         if view.stuck is not None and name == "scheduler_stuck":
-            return now - view.stuck.seconds
+            return view.stuck.begin
         if row.when.needs in {"metrics", "a sidecar"}:
             return (self._failed_since if view.down else None) or now
         begin = max(self.server.last.get("starts", -inf), now - self.server.profile.window_seconds)

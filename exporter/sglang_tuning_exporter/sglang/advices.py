@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,13 @@ class Advice:
     pattern: str  # the name of the text
     role: str  # explains (a failure), recommends, decision (of SGLang's own), request (of one client)
     ways: Mapping[str, str]  # increase, decrease, set or unset, of each flag and variable; empty where it only names it
+    words: str = field(default="", compare=False)  # as it was printed
+    count: int = field(default=1, compare=False)  # how often
+
+    def is_about(self, arg: str) -> bool:
+        """Whether it names an argument, as its flag or as SGLang's field."""
+        named = f"--{arg.replace('_', '-')}" in (*self.ways, *self.words.split())
+        return named or re.search(rf"\b{arg}\b", self.words) is not None
 
 
 def recognise(text: str) -> Advice | None:
@@ -46,7 +53,7 @@ def recognise(text: str) -> Advice | None:
         texts = [*known.get(message.partition(" ")[0], []), *known[""]]
         found = {sum(map(len, pieces)): advice for pieces, advice in reversed(texts) if is_text(message, pieces)}
         if found:
-            return found[max(found)]  # the one with most constant words
+            return replace(found[max(found)], words=text)  # the one with most constant words
     return None
 
 
