@@ -26,7 +26,7 @@ from release.archives import ROOT, ReleaseError, committed
 PACKAGE = "sglang_tuning_exporter"
 LOG = ROOT / "tests" / "recordings" / "v0.5.9-retract" / "server.log.gz"
 CORE = ("core", "sglang", "capacity", "state", "diagnosis", "report")
-FORMER = {"state", "diagnosis", "report"}  # of these, rooms that only earlier revisions have
+FORMER = {"capacity", "state", "diagnosis", "report"}  # of these, rooms that only earlier revisions have
 TOOLS = ("closed_loop", "bench", "fuzz", "release", "truth")
 BY_HAND = {".css", ".html", ".j2", ".js", ".md", ".mtail", ".yaml", ".yml"}
 EXTRACTED = {".json"}

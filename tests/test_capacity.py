@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.capacity import NONE, Counters, Measured, Readings, StepSums, fit, total
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.capacities import capacities
+from sglang_tuning_exporter.core.capacity import Measured, Readings, Sums, capacities, fit, total
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.sglang.server_info import Load, parse_loads
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 CAPTURES = Path(__file__).parent / "captures"
 
 
-def of(batches: Sequence[float], step: Callable[[float], float]) -> StepSums:
+def of(batches: Sequence[float], step: Callable[[float], float]) -> Sums:
     """The sums that a server would have counted over these steps, one token a request."""
-    return total(StepSums.of_line(batch, step(batch)) for batch in batches)
+    return total(Sums.of_line(batch, step(batch)) for batch in batches)
 
 
 def synthetic(
     fixed: float, slope: float, *, parts: int = 20, batches: Sequence[int] = range(4, 13), noise: float = 0.0
-) -> list[StepSums]:
+) -> list[Sums]:
     """Intervals of fifty steps whose batches are drawn from `batches`; `noise` is relative."""
     random = Random(f"{fixed} {slope} {noise}")
     return [
@@ -52,7 +51,7 @@ def test_a_known_line_is_fitted_within_three_times_its_interval(fixed: float, sh
     if step.line is None:
         assert noise > 0  # without noise there is no reason to refuse
         return
-    for estimate, truth in ((step.line.fixed, fixed), (step.line.per_request, slope)):
+    for estimate, truth in zip(step.line, (fixed, slope), strict=True):
         assert abs(estimate.value - truth) <= 1.5 * (estimate.high - estimate.low) + 1e-9
 
 
@@ -78,12 +77,12 @@ def test_any_counters_give_plausible_figures_or_none(loads: list[Load]) -> None:
     for second, load in enumerate(loads):
         measured.take([load], float(second))
     for each in capacities(server, measured, float(len(loads))):
-        speed, step = each.speeds.prefill, each.speeds.step
+        speed, step = each.prefill, each.step
         assert speed is None or speed.value > 0
-        assert each.speeds.prefill_share is None or 0 <= each.speeds.prefill_share <= 1
+        assert each.prefill_share is None or 0 <= each.prefill_share <= 1
         if step is not None and step.line is not None:
-            assert step.line.per_request.value > 0
-            assert step.line.fixed.low > 0
+            assert step.line[1].value > 0
+            assert step.line[0].low > 0
 
 
 def decode(
@@ -110,7 +109,7 @@ def served(running: int = 8, *, pool: int = 10_000, limit: int = 64) -> Server:
 
 def counted(measured: Measured, *, dp: int = 0, begin: float = 0.0, end: float = 60.0) -> None:
     """Answers every five seconds of a scheduler that decodes 4 to 12 requests at 4 ms + 0.5 ms a request, a fifth of it prefill."""
-    random, moments = Random(dp), NONE
+    random, moments = Random(dp), Sums()
     at = begin
     while at <= end:
         moments = total(
@@ -125,7 +124,7 @@ def counted(measured: Measured, *, dp: int = 0, begin: float = 0.0, end: float =
                     waiting_uncached_tokens=6000,
                     prefill_uncached_tokens=int(600 * (at - begin)),
                     prefill_busy_seconds=0.2 * (at - begin),
-                    decode_moments=tuple(microseconds),
+                    decode_moments=microseconds[3:],
                 )
             ],
             at,
@@ -137,11 +136,11 @@ def test_a_scheduler_that_counts_its_steps_has_every_figure() -> None:
     measured = Measured(600.0)
     counted(measured)
     (rank,) = capacities(served(), measured, 60.0)
-    assert rank.speeds.step is not None
-    assert rank.speeds.step.source == "v1_loads"
-    assert rank.speeds.prefill is not None
-    assert rank.speeds.prefill.value == pytest.approx(3000.0)
-    assert rank.speeds.prefill_share == pytest.approx(0.2)
+    assert rank.step is not None
+    assert rank.step.source == "v1_loads"
+    assert rank.prefill is not None
+    assert rank.prefill.value == pytest.approx(3000.0)
+    assert rank.prefill_share == pytest.approx(0.2)
     assert rank.backlog_seconds is not None
     assert rank.backlog_seconds.value == pytest.approx(2.0)
     assert rank.tokens_per_request == pytest.approx(625.0)
@@ -159,10 +158,10 @@ def test_without_counters_the_decode_lines_give_the_step_time() -> None:
     batches = [4 + block % 9 for block in range(100) for _ in range(3)]
     server = server_of(*(decode(2.0 * number, each, speed=speed_of(each)) for number, each in enumerate(batches, 1)))
     (rank,) = capacities(server, None, 600.0)
-    assert rank.speeds.step is not None
-    assert rank.speeds.step.source == "log"
-    assert rank.speeds.step.line is not None
-    assert rank.speeds.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
+    assert rank.step is not None
+    assert rank.step.source == "log"
+    assert rank.step.line is not None
+    assert rank.step.line[1].value == pytest.approx(0.0005, rel=0.03)
 
 
 def decoding(*, accepted: float | None, **arguments: object) -> Server:
@@ -173,8 +172,8 @@ def decoding(*, accepted: float | None, **arguments: object) -> Server:
 
 def test_a_speculative_step_gives_each_request_as_many_tokens_as_the_line_shows() -> None:
     (rank,) = capacities(decoding(accepted=2.5, speculative_algorithm="EAGLE"), None, 600.0)
-    assert rank.speeds.step is not None
-    assert (rank.speeds.step.seconds.value, rank.speeds.step.tokens_per_request) == pytest.approx((0.01, 2.5))
+    assert rank.step is not None
+    assert (rank.step.seconds.value, rank.step.tokens_per_request) == pytest.approx((0.01, 2.5))
     speed = rank.decode_speed(8.0)
     assert speed is not None
     assert speed.value == pytest.approx(2000.0)
@@ -191,9 +190,9 @@ def test_the_lines_of_all_dp_ranks_give_one_step_time() -> None:
     ranks = capacities(server_of(*sorted(events, key=lambda event: event.time or 0.0), dp_size=4), None, 50.0)
     assert len(ranks) == 4
     for rank in ranks:
-        assert rank.speeds.step is not None
-        assert rank.speeds.step.line is not None
-        assert rank.speeds.step.line.per_request.value == pytest.approx(0.0005, rel=0.03)
+        assert rank.step is not None
+        assert rank.step.line is not None
+        assert rank.step.line[1].value == pytest.approx(0.0005, rel=0.03)
 
 
 # A line's throughput is over all the time since the line before.
@@ -206,8 +205,8 @@ def test_a_pause_is_no_part_of_a_step() -> None:
         for second in range(5)
     ]
     (rank,) = capacities(server_of(*events), None, 600.0)
-    assert rank.speeds.step is not None
-    assert rank.speeds.step.seconds.value == pytest.approx(0.008)
+    assert rank.step is not None
+    assert rank.step.seconds.value == pytest.approx(0.008)
 
 
 def test_the_prefill_of_another_rank_is_no_part_of_a_step() -> None:
@@ -221,12 +220,12 @@ def test_the_prefill_of_another_rank_is_no_part_of_a_step() -> None:
         )
     ]
     ranks = capacities(server_of(*events, tp_size=2, dp_size=2, enable_dp_attention=True), None, 600.0)
-    (step,) = (rank.speeds.step for rank in ranks if rank.dp == 0)
+    (step,) = (rank.step for rank in ranks if rank.dp == 0)
     assert step is not None
     assert step.seconds.value == pytest.approx(0.008)
 
 
-def readings_of(capture: str) -> list[StepSums]:
+def readings_of(capture: str) -> list[Sums]:
     """The moments between the answers of `/v1/loads` that a real server gave in a capture."""
     kept: dict[str, bytes] = {}
     with tarfile.open(CAPTURES / f"{capture}.tar.xz") as archive:
@@ -237,10 +236,10 @@ def readings_of(capture: str) -> list[StepSums]:
     readings = Readings(600.0)
     for name in sorted(kept):
         for load in parse_loads(kept[name]):
-            found = Counters.of(load)
+            found = Sums.of_load(load)
             assert found is not None
             readings.take(found)
-    return [interval.decode for interval in readings.intervals]
+    return readings.intervals
 
 
 @pytest.mark.parametrize(
@@ -266,5 +265,5 @@ def test_counters_of_a_real_server_that_allow_a_fit_give_it(capture: str) -> Non
     step = fit(readings_of(capture))
     assert step is not None
     assert step.line is not None
-    assert 0.003 < step.line.fixed.value < 0.006
-    assert 0.0003 < step.line.per_request.value < 0.0006
+    assert 0.003 < step.line[0].value < 0.006
+    assert 0.0003 < step.line[1].value < 0.0006

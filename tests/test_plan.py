@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conftest import FakeSGLang, reply
-from sglang_tuning_exporter.capacity import Estimate, Speeds, StepLine, StepTime
 from sglang_tuning_exporter.cli import commands, main
 from sglang_tuning_exporter.config.profiles import DEFAULT
-from sglang_tuning_exporter.core.capacities import RankCapacity
+from sglang_tuning_exporter.core.capacity import Estimate, RankCapacity, StepTime
 from sglang_tuning_exporter.core.plan import plan_rows, throughput
 
 if TYPE_CHECKING:
@@ -37,11 +36,11 @@ def measured(
         1.0,
         around(0.004 + 0.0002 * batch),
         1.0,
-        StepLine(around(0.004), around(0.0002)),
+        (around(0.004), around(0.0002)),
         source="v1_loads",
     )
     speed = None if prefill is None else around(prefill)
-    return RankCapacity(None, Speeds(step, speed, per_token=mix), running=batch)
+    return RankCapacity(step=step, prefill=speed, per_token=mix, running=batch)
 
 
 WITHOUT_OBJECTIVES = replace(DEFAULT, time_to_first_token_seconds=None, inter_token_seconds=None)
@@ -71,7 +70,7 @@ def test_a_row_names_the_objectives_that_break() -> None:
 
 def test_an_unsure_prefill_speed_makes_the_throughput_unsure() -> None:
     sure, unsure = (measured(prefill=1000.0, mix=2.0) for _ in range(2))
-    unsure = replace(unsure, speeds=unsure.speeds._replace(prefill=around(1000.0, 0.5)))
+    unsure = replace(unsure, prefill=around(1000.0, 0.5))
     first, second = throughput(sure, 8), throughput(unsure, 8)
     assert first is not None
     assert second is not None

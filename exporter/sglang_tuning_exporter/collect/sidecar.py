@@ -15,12 +15,11 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
-from sglang_tuning_exporter.capacity import Measured
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.core import rows
+from sglang_tuning_exporter.core import capacity, rows
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.watch import AWAY, Watch
 from sglang_tuning_exporter.sglang import flags
@@ -91,7 +90,7 @@ class Sidecar:
         self.loads_failures: Counter[str] = Counter()  # by reason
         self._asks_limits = False  # whether it is still to be asked once, for the limits of DP ranks
         self._loads_at = -inf  # the scrape after which it was asked last
-        self.measured = Measured(self.profile.window_seconds)
+        self.measured = capacity.Measured(self.profile.window_seconds)
         self._was_away = False
         self._checked_at = -inf  # our last health check
         self._judged_at = -inf

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from sglang_tuning_exporter.capacity import Estimate, Measured
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core.capacities import RankCapacity, capacities
+from sglang_tuning_exporter.core.capacity import Estimate, Measured, RankCapacity, capacities
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import plain
 from sglang_tuning_exporter.core.server import Server
@@ -62,11 +61,9 @@ def table(server: Server, measured: Measured | None, now: float) -> dict[str, An
     totals, profile = server.window(server.profile.window_seconds, now), server.profile
     ranks = capacities(server, measured, now)
     found = plan_rows(ranks, profile, totals["computed"] / totals["started"] if totals["started"] else None)
-    steps = [step for rank in ranks if (step := rank.speeds.step) is not None]
+    steps = [step for rank in ranks if (step := rank.step) is not None]
     # Why nothing, or nothing but the present batch, can be predicted.
-    unknown = next(
-        (rank.no_step for rank in ranks if rank.speeds.step is None), "" if ranks else "no scheduler was seen"
-    )
+    unknown = next((rank.no_step for rank in ranks if rank.step is None), "" if ranks else "no scheduler was seen")
     least, most = (sum(ends) for ends in zip(*(step.seen for step in steps), strict=True)) if steps else (None, None)
     made: dict[str, Any] = plain({
         "schema_version": "1",
@@ -128,7 +125,7 @@ def throughput(rank: RankCapacity, batch: float) -> Estimate | None:
     Each generated token takes its share of a step and of the prefill that comes with it:
     1 / (step / (batch x tokens per step) + prompt tokens per generated token / prefill speed).
     """
-    speed, prefill, mix = rank.decode_speed(batch), rank.speeds.prefill, rank.speeds.per_token or 0.0
+    speed, prefill, mix = rank.decode_speed(batch), rank.prefill, rank.per_token or 0.0
     if speed is None or prefill is None or not mix:
         return speed
     return Estimate(*(1 / (1 / generated + mix / computed) for generated, computed in zip(speed, prefill, strict=True)))
@@ -152,7 +149,7 @@ def plan_rows(ranks: Sequence[RankCapacity], profile: profiles.Profile, prompt: 
     Without a line only batches near the mean one are known, so that has a row. `prompt`: uncached tokens of the mean prompt.
     """
     most = min((rank.most_requests or MOST_BATCH for rank in ranks), default=0)
-    means = {round(step.batch) for rank in ranks if (step := rank.speeds.step) is not None and step.line is None}
+    means = {round(step.batch) for rank in ranks if (step := rank.step) is not None and step.line is None}
     batches = sorted({*(1 << power for power in range(13) if 1 << power < most), most, *means})
     found = (_row(ranks, batch, profile, prompt) for batch in batches if batch)
     return [row for row in found if row is not None]
@@ -166,7 +163,7 @@ def _row(
     gap = _together(
         seconds and seconds.times(1 / (step.tokens_per_request or 1.0) / len(ranks))
         for rank in ranks
-        if (step := rank.speeds.step) is not None
+        if (step := rank.step) is not None
         for seconds in [step.at(batch)]
     )
     if speed is None or gap is None:
@@ -202,7 +199,7 @@ def _first_token(rank: RankCapacity, tokens_per_second: float, prompt: float | N
 
     For prompts of equal length that arrive at random, the wait before it is use / (2 (1 - use)) of one prefill.
     """
-    speed, mix = rank.speeds.prefill, rank.speeds.per_token
+    speed, mix = rank.prefill, rank.per_token
     if speed is None or mix is None or prompt is None:
         return None
     use = tokens_per_second * mix / speed.value

@@ -14,7 +14,6 @@ from functools import lru_cache
 from math import ceil, inf
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
-from sglang_tuning_exporter.capacity import StepSums
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import CAUSE, ENDINGS, Event, Rank, says_why
 from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL, Facts
@@ -493,8 +492,8 @@ class Scheduler:
         self._waits_elsewhere = False  # most requests wait for the other side of a pair
         self._nothing_since = -inf  # since when requests wait and none is started
         self._at_limit_at = -inf  # the batch last had as many requests as the limit allows
-        # Decode steps whose time is known, for `plan`: the last ten minutes of them at most.
-        self.steps: deque[tuple[float, StepSums]] = deque(maxlen=600)
+        # Decode lines that show the time of a step, of the last ten minutes at most: time, batch, seconds, tokens per request.
+        self.steps: deque[tuple[float, float, float, float]] = deque(maxlen=600)
         self._step_due = -inf
         self._retracted_at = -inf  # the last retraction line
         # Scrapes
@@ -584,7 +583,7 @@ class Scheduler:
         self._step_due = now + STEP_SECONDS
         if accepted or not self._server.facts.is_on("speculative_algorithm"):
             tokens = accepted or 1.0
-            self.steps.append((now, StepSums.of_line(batch, batch * tokens / speed, tokens)))
+            self.steps.append((now, batch, batch * tokens / speed, tokens))
 
     def _decode(self, event: Event, now: float) -> None:
         figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts

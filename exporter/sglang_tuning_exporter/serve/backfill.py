@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlencode
 
-from sglang_tuning_exporter.capacity import Measured
 from sglang_tuning_exporter.collect.follower import FileStatus
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config, profiles
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core import findings, report, rows
+from sglang_tuning_exporter.core import capacity, findings, report, rows
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.core.watch import Watch
@@ -52,7 +51,7 @@ class BackfillView:
         """`shift`: seconds from the log's times to unix seconds."""
         self._logs, self._shift = logs, shift
         self.watch = Watch(profile, (logs.first or 0.0) + shift, reads=True, scrapes=False)
-        self.measured = Measured(profile.window_seconds)
+        self.measured = capacity.Measured(profile.window_seconds)
         self.loads_failures = Counter[str]()
         self.log = self
         self.files = [FileStatus(name, reason="", position=0, dropped=0) for name in logs.names]

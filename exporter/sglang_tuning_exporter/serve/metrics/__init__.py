@@ -7,10 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.capacity import Estimate
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import profiles, resolve
-from sglang_tuning_exporter.core import alerts, capacities, lines, rows
+from sglang_tuning_exporter.core import alerts, capacity, lines, rows
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.serve.metrics.families import (
@@ -40,7 +39,7 @@ def sections(sidecar: Watched, now: float) -> dict[str, list[Family]]:
         "Server": [*server(sidecar, now)],
         "GPU memory": [*memory(sidecar)],
         "Scheduler": [*schedulers(sidecar, now)],
-        "Capacity": [*capacity(sidecar, now)],
+        "Capacity": [*speeds(sidecar, now)],
         "Failures": [*failures(sidecar, now)],
         "Findings": [*findings(sidecar, now)],
         "Profile": [*thresholds(sidecar)],
@@ -422,15 +421,15 @@ def _states(ranks: Ranks[servers.Scheduler], lives: Ranks[servers.Totals], now: 
 
 
 # Name, HELP with the formula, and the figure; docs/capacity.md has them all. Over the last ten minutes.
-_Figure: TypeAlias = "Callable[[capacities.RankCapacity], Estimate | float | None]"
+_Figure: TypeAlias = "Callable[[capacity.RankCapacity], capacity.Estimate | float | None]"
 GAUGES: dict[str, tuple[str, _Figure]] = {
     "prefill_tokens_per_second": (
         "Prompt tokens computed per second of prefill: increase of total_prefill_uncached_tokens / of total_prefill_busy_us (/v1/loads).",
-        lambda c: c.speeds.prefill,
+        lambda c: c.prefill,
     ),
     "prefill_share_ratio": (
         "Share of wall time spent in prefill, 0-1: increase of total_prefill_busy_us / time between the snapshots.",
-        lambda c: c.speeds.prefill_share,
+        lambda c: c.prefill_share,
     ),
     "prefill_backlog_seconds": (
         "Seconds of prefill that wait in the queue: num_waiting_uncached_tokens / sglang_tuning_prefill_tokens_per_second.",
@@ -438,11 +437,11 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
     ),
     "decode_step_mean_seconds": (
         "Mean duration of a decode step that follows another one, at the batch sizes of the last 10 minutes.",
-        lambda c: None if c.speeds.step is None else c.speeds.step.seconds,
+        lambda c: None if c.step is None else c.step.seconds,
     ),
     "tokens_per_decode_step": (
         "Tokens that a decode step generates for each request: 1 without speculative decoding, else the accepted length.",
-        lambda c: c.speeds.step.tokens_per_request if c.speeds.step and c.speeds.step.source != "log" else None,
+        lambda c: c.step.tokens_per_request if c.step and c.step.source != "log" else None,
     ),
     "decode_tokens_per_second_limit": (
         "Generation throughput without prefill with as many requests as fit and may run: batch x tokens per step / (fixed + per_request x batch).",
@@ -451,9 +450,9 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 }
 
 
-def capacity(sidecar: Watched, now: float) -> Iterable[Family]:
+def speeds(sidecar: Watched, now: float) -> Iterable[Family]:
     """Return the measured figures of each scheduler; an unknown figure has no series."""
-    ranks = by_rank({each.dp: each for each in capacities.capacities(sidecar.watch.server, sidecar.measured, now)})
+    ranks = by_rank({each.dp: each for each in capacity.capacities(sidecar.watch.server, sidecar.measured, now)})
     for name, (doc, figure) in GAUGES.items():
         yield gauge(name, doc).of_each(ranks, partial(_value, figure))
     doc = (
@@ -479,17 +478,17 @@ def capacity(sidecar: Watched, now: float) -> Iterable[Family]:
     yield failures.with_samples((reason, sidecar.loads_failures[reason]) for reason in reasons)
 
 
-def _value(figure: _Figure, scheduler: capacities.RankCapacity) -> float | None:
+def _value(figure: _Figure, scheduler: capacity.RankCapacity) -> float | None:
     found = figure(scheduler)
     return found if found is None or isinstance(found, (int, float)) else found.value
 
 
-def _parts(scheduler: capacities.RankCapacity) -> list[tuple[str, str, Estimate]]:
+def _parts(scheduler: capacity.RankCapacity) -> list[tuple[str, str, capacity.Estimate]]:
     """Return name, source and estimate of both parts of the decode step's duration; none where it is not known."""
-    step = scheduler.speeds.step
+    step = scheduler.step
     if step is None or step.line is None:
         return []
-    return [("fixed", step.source, step.line.fixed), ("per_request", step.source, step.line.per_request)]
+    return [(part, step.source, estimate) for part, estimate in zip(("fixed", "per_request"), step.line, strict=True)]
 
 
 def findings(sidecar: Watched, now: float) -> Iterable[Family]:

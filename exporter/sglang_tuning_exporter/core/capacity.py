@@ -1,4 +1,4 @@
-"""How fast a scheduler computes: the time of a decode step by its batch, and the speed of prefill, each with its interval. Pure.
+"""What a scheduler can do: the time of a decode step by its batch and the speed of prefill, each with its interval, and what memory allows. Pure.
 
 seconds of a step = fixed + per request x batch, by least squares from sums over steps as SGLang counts them (`/v1/loads`), or as decode lines
 show them. SGLang sums no squared seconds, so residuals are unknown, and intervals come from the spread over windows. No line is given, with
@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import fsum, inf, isfinite, log2, nan, sqrt
+from functools import lru_cache
+from itertools import pairwise
+from math import floor, fsum, inf, isfinite, log2, nan, sqrt
 from typing import NamedTuple, TypeVar
 
+from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.sglang import server_info
 
 # Student's t for a two-sided interval of 95 %, by degrees of freedom.
@@ -22,8 +25,8 @@ _T_MANY = 1.96
 # Relative standard error between a figure and its measurement some minutes later: the machine and the mix of requests change, and the
 # windows of one ten-minute fit cannot show it (docs/capacity.md, "Other batches").
 BETWEEN = 0.07
-MOST_WINDOWS, LEAST_WINDOWS = 10, 4
-LEAST_STEPS = 200
+_MOST_WINDOWS, _LEAST_WINDOWS = 10, 4
+_LEAST_STEPS = 200
 LEAST_LINES = 40  # of a log
 # Standard deviation of the batch: below it, any change of the machine's speed would give any slope.
 LEAST_DEVIATION, LEAST_DEVIATION_SHARE = 0.3, 0.05
@@ -42,6 +45,7 @@ LEAST_SHARE_SECONDS = 20.0
 LEAST_SERVING_SECONDS = 20.0
 STALE_SECONDS = 120.0  # older figures say nothing about now
 MOST_SCHEDULERS = 384
+MOST_FITS = 64
 T = TypeVar("T")
 
 
@@ -86,10 +90,13 @@ def estimated(windows: Sequence[T], figure: Callable[[Sequence[T]], float]) -> E
 # The time of a decode step
 
 
-class StepSums(NamedTuple):
-    """Sums over decode steps: steps, batch, seconds, batch squared, batch x seconds, generated tokens."""
+class Sums(NamedTuple):
+    """What a scheduler counts: sums since its start, or the difference of two readings."""
 
-    steps: float = 0.0
+    clock: float = 0.0  # its own, in unix seconds; of a difference the seconds between both
+    prefill_tokens: float = 0.0
+    prefill_seconds: float = 0.0
+    steps: float = 0.0  # of decoding; the other sums are over these
     batch: float = 0.0
     seconds: float = 0.0
     batch_squared: float = 0.0
@@ -97,18 +104,36 @@ class StepSums(NamedTuple):
     tokens: float = 0.0
 
     @classmethod
-    def of_line(cls, batch: float, seconds: float, tokens_per_request: float = 1.0) -> StepSums:
-        """Return the mean step of a decode line as one step."""
-        return cls(1.0, batch, seconds, batch * batch, batch * seconds, batch * tokens_per_request)
+    def of_load(cls, load: server_info.Load) -> Sums | None:
+        """Return the counters of an answer; None where the release has none, or the values are impossible."""
+        if load.timestamp is None or load.prefill_busy_seconds is None or load.prefill_uncached_tokens is None:
+            return None
+        found = cls(load.timestamp, load.prefill_uncached_tokens, load.prefill_busy_seconds)
+        if load.decode_moments is not None:
+            steps, batch, microseconds, squared, batch_microseconds, tokens = load.decode_moments
+            found = cls(*found[:3], steps, batch, microseconds / 1e6, squared, batch_microseconds / 1e6, tokens)
+        return found if found.are_possible else None
 
-    def minus(self, earlier: StepSums) -> StepSums:
-        """Return the sums since `earlier`."""
-        return StepSums(*(mine - theirs for mine, theirs in zip(self, earlier, strict=True)))
+    @classmethod
+    def of_line(cls, batch: float, seconds: float, tokens_per_request: float = 1.0) -> Sums:
+        """Return the mean step of a decode line as one step."""
+        tokens = batch * tokens_per_request
+        return cls(0.0, 0.0, 0.0, 1.0, batch, seconds, batch * batch, batch * seconds, tokens)
+
+    def since(self, earlier: Sums) -> Sums:
+        """Return what was done since an earlier reading."""
+        gained = Sums(*(mine - theirs for mine, theirs in zip(self, earlier, strict=True)))
+        # After months of uptime the sums lose their last digits, and the spread of a few steps may be negative.
+        return gained if gained.are_possible else Sums(*gained[:3])
+
+    def fell_since(self, earlier: Sums) -> bool:
+        """Whether any counter is lower than before."""
+        return any(after < before for before, after in zip(earlier[1:], self[1:], strict=True))
 
     @property
     def are_possible(self) -> bool:
-        """Whether steps can have these sums: no sum and no variance is negative, but for a rounding error of large ones."""
-        is_known = all(isfinite(each) and each >= 0 for each in self)
+        """Whether decode steps can have these sums: no sum and no variance is negative, but for a rounding error of large ones."""
+        is_known = all(isfinite(each) and each >= 0 for each in self[3:])
         return is_known and self.batch * self.batch <= self.batch_squared * self.steps * (1 + 1e-9)
 
     @property
@@ -132,32 +157,22 @@ class StepSums(NamedTuple):
         return self.batch_seconds - self.batch * self.seconds / self.steps if self.steps else 0.0
 
 
-NONE = StepSums()
-
-
-def total(parts: Iterable[StepSums]) -> StepSums:
+def total(parts: Iterable[Sums]) -> Sums:
     """Return the sum of all."""
-    return StepSums(*map(sum, zip(*parts, strict=True)))
+    return Sums(*map(sum, zip(*parts, strict=True)))
 
 
-def windows_of(parts: Sequence[StepSums]) -> list[StepSums]:
+def windows_of(parts: Sequence[Sums]) -> list[Sums]:
     """Return consecutive parts as at most ten windows of about equally many steps; parts without steps are left out."""
-    counted = [part for part in parts if part[0]]
-    share, seen = sum(part[0] for part in counted) / MOST_WINDOWS, 0.0
-    found: list[list[StepSums]] = [[]]
+    counted = [part for part in parts if part.steps]
+    share, seen = sum(part.steps for part in counted) / _MOST_WINDOWS, 0.0
+    found: list[list[Sums]] = [[]]
     for part in counted:
-        seen += part[0]
+        seen += part.steps
         found[-1].append(part)
-        if seen >= share * len(found) and len(found) < MOST_WINDOWS:
+        if seen >= share * len(found) and len(found) < _MOST_WINDOWS:
             found.append([])
     return [total(each) for each in found if each]
-
-
-class StepLine(NamedTuple):
-    """A fitted line: seconds = fixed + per_request x batch."""
-
-    fixed: Estimate
-    per_request: Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +184,7 @@ class StepTime:
     deviation: float
     seconds: Estimate
     tokens_per_request: float  # per step: 1 without speculative decoding
-    line: StepLine | None = None
+    line: tuple[Estimate, Estimate] | None = None  # fixed, per request: seconds = fixed + per request x batch
     refused: str = ""
     source: str = "v1_loads"
 
@@ -195,7 +210,7 @@ class StepTime:
         away = batch - self.batch
         if self.line is None:
             return self.seconds if abs(away) <= max(self.deviation, 0.5) and self.seconds.low > 0 else None
-        slope = self.line.per_request
+        slope = self.line[1]
         value = self.seconds.value + slope.value * away
         own, of_slope = (self.seconds.high - self.seconds.low) / 2, (slope.high - slope.low) / 2 * away
         half = sqrt(own * own + of_slope * of_slope)
@@ -204,11 +219,11 @@ class StepTime:
         return Estimate(value, low, high) if low > 0 else None
 
 
-def fit(parts: Sequence[StepSums], *, least: float = LEAST_STEPS, source: str = "v1_loads") -> StepTime | None:
+def fit(parts: Sequence[Sums], *, least: float = _LEAST_STEPS, source: str = "v1_loads") -> StepTime | None:
     """Return the step time from the moments of consecutive intervals; None where there are too few steps."""
     windows = windows_of(parts)
     together = total(windows)
-    if together.steps < least or len(windows) < LEAST_WINDOWS or not together.seconds or not together.batch:
+    if together.steps < least or len(windows) < _LEAST_WINDOWS or not together.seconds or not together.batch:
         return None
     seconds = estimated(windows, lambda each: total(each).mean_seconds)
     if seconds is None:
@@ -220,19 +235,19 @@ def fit(parts: Sequence[StepSums], *, least: float = LEAST_STEPS, source: str = 
     return StepTime(together.steps, together.mean_batch, deviation, seconds, tokens, found, refused, source)
 
 
-def _line(together: StepSums, windows: Sequence[StepSums], deviation: float) -> StepLine | str:
+def _line(together: Sums, windows: Sequence[Sums], deviation: float) -> tuple[Estimate, Estimate] | str:
     """Return the line of the windows, or why there is none."""
     if deviation < max(LEAST_DEVIATION, LEAST_DEVIATION_SHARE * together.mean_batch):
         return f"the batch hardly varied ({together.mean_batch:.1f} ± {deviation:.2f} requests)"
     is_shared = sum(window.spread for window in windows) >= SPREAD_WITHIN_WINDOWS * together.spread
 
-    def slope(cut: Sequence[StepSums]) -> float:
+    def slope(cut: Sequence[Sums]) -> float:
         """Give the slope that all windows share, each with its own intercept, or the one of all steps together."""
         parts = cut if is_shared else [total(cut)]
         spread = sum(part.spread for part in parts)
         return sum(part.joint_spread for part in parts) / spread if spread else nan
 
-    def intercept(cut: Sequence[StepSums]) -> float:
+    def intercept(cut: Sequence[Sums]) -> float:
         whole = total(cut)
         return whole.mean_seconds - slope(cut) * whole.mean_batch
 
@@ -248,129 +263,123 @@ def _line(together: StepSums, windows: Sequence[StepSums], deviation: float) -> 
         return (
             f"its start may lie below zero ({1e3 * fixed.value:.2f} ms): something else than the batch slowed it down"
         )
-    return StepLine(fixed, per_request)
+    return fixed, per_request
+
+
+@dataclass(frozen=True, slots=True)
+class RankCapacity:
+    """What one scheduler can do; an unknown figure is None.
+
+    `tokens_per_request`: KV cache tokens that a running request holds. `most_requests`: how many such requests fit and may run.
+    """
+
+    dp: int | None = None
+    step: StepTime | None = None
+    prefill: Estimate | None = None  # prompt tokens a second while prefill runs
+    prefill_share: float | None = None  # of wall time
+    per_token: float | None = None  # prompt tokens computed for each generated token
+    waiting_tokens: float | None = None  # of prompts
+    running: float | None = None
+    tokens_per_request: float | None = None
+    most_requests: int | None = None
+    pool_tokens: float | None = None
+    running_limit: float | None = None
+    no_step: str = ""  # why the step time is unknown
+
+    @property
+    def backlog_seconds(self) -> Estimate | None:
+        """Seconds of prefill that the waiting prompts need."""
+        waiting = self.waiting_tokens
+        return None if self.prefill is None or waiting is None else self.prefill.dividing(waiting)
+
+    @property
+    def decode_limit(self) -> Estimate | None:
+        """Generated tokens a second with as many requests as fit and may run, without prefill."""
+        return None if self.most_requests is None else self.decode_speed(self.most_requests)
+
+    def decode_speed(self, batch: float) -> Estimate | None:
+        """Return the generated tokens a second at a batch, without prefill."""
+        seconds = None if self.step is None else self.step.at(batch)
+        return None if self.step is None or seconds is None else seconds.dividing(batch * self.step.tokens_per_request)
 
 
 # Readings of `/v1/loads` over ten minutes
 
 
-class Counters(NamedTuple):
-    """One scheduler's cumulative counters at a time of its own clock; or what it did in so many seconds up to a time."""
-
-    at: float
-    prefill_tokens: float
-    prefill_seconds: float
-    decode: StepSums
-    seconds: float = 0.0
-
-    @classmethod
-    def of(cls, load: server_info.Load) -> Counters | None:
-        """Return the counters of an answer; None where the release has none, or the values are impossible."""
-        if load.timestamp is None or load.prefill_busy_seconds is None or load.prefill_uncached_tokens is None:
-            return None
-        decode = NONE
-        if load.decode_moments is not None:
-            steps, batch, microseconds, squared, batch_microseconds, tokens = load.decode_moments
-            decode = StepSums(steps, batch, microseconds / 1e6, squared, batch_microseconds / 1e6, tokens)
-        if not decode.are_possible:
-            return None
-        return cls(load.timestamp, load.prefill_uncached_tokens, load.prefill_busy_seconds, decode)
-
-    def fell_since(self, last: Counters) -> bool:
-        """Whether any counter is lower than before."""
-        mine, theirs = (self[1:3] + self.decode, last[1:3] + last.decode)
-        return any(after < before for before, after in zip(theirs, mine, strict=True))
-
-    def since(self, last: Counters) -> Counters | None:
-        """Return what was done since an earlier reading; None where the counters restarted."""
-        if self.at <= last.at or self.fell_since(last):
-            return None
-        decode = self.decode.minus(last.decode)
-        # After months of uptime the sums lose their last digits, and the spread of a few steps may be negative.
-        decode = decode if decode.are_possible else NONE
-        tokens, seconds = self.prefill_tokens - last.prefill_tokens, self.prefill_seconds - last.prefill_seconds
-        return Counters(self.at, tokens, seconds, decode, self.at - last.at)
-
-
-class Speeds(NamedTuple):
-    """What one scheduler shows; an unknown figure is None."""
-
-    step: StepTime | None = None
-    prefill: Estimate | None = None  # prompt tokens a second while prefill runs
-    prefill_share: float | None = None  # of wall time
-    per_token: float | None = None  # prompt tokens computed for each generated token
-
-
-def speeds_of(intervals: Sequence[Counters]) -> Speeds:
+def speeds_of(intervals: Sequence[Sums]) -> RankCapacity:
     """Return the speeds over intervals between readings."""
-    watched, busy = sum(each.seconds for each in intervals), sum(each.prefill_seconds for each in intervals)
+    watched, busy = sum(each.clock for each in intervals), sum(each.prefill_seconds for each in intervals)
     # SGLang counts a prefill when it ends, so the busy time of a long one may exceed a short interval.
     share = min(busy / watched, 1.0) if watched >= LEAST_SHARE_SECONDS else None
     computing = [each for each in intervals if each.prefill_seconds > 0]
-    size = -(-len(computing) // MOST_WINDOWS)
-    cut = [computing[first : first + size] for first in range(0, len(computing), size)] if size else []
-    is_enough = busy >= LEAST_BUSY_SECONDS and len(computing) >= LEAST_WINDOWS
+    size = -(-len(computing) // _MOST_WINDOWS)
+    cut = [total(computing[first : first + size]) for first in range(0, len(computing), size)] if size else []
+    is_enough = busy >= LEAST_BUSY_SECONDS and len(computing) >= _LEAST_WINDOWS
     speed = estimated(cut, _prefill_speed) if is_enough else None
-    step, generated = fit([each.decode for each in intervals]), sum(each.decode.tokens for each in intervals)
+    step, generated = fit(intervals), sum(each.tokens for each in intervals)
     prefilled = sum(each.prefill_tokens for each in intervals)
     per_token = prefilled / generated if step is not None and generated else None
-    return Speeds(step, speed if speed is not None and speed.low > 0 else None, share, per_token)
+    return RankCapacity(
+        step=step,
+        prefill=speed if speed is not None and speed.low > 0 else None,
+        prefill_share=share,
+        per_token=per_token,
+    )
 
 
-def _prefill_speed(cut: Sequence[Sequence[Counters]]) -> float:
-    seconds = sum(each.prefill_seconds for window in cut for each in window)
-    return sum(each.prefill_tokens for window in cut for each in window) / seconds if seconds > 0 else nan
+def _prefill_speed(cut: Sequence[Sums]) -> float:
+    seconds = sum(each.prefill_seconds for each in cut)
+    return sum(each.prefill_tokens for each in cut) / seconds if seconds > 0 else nan
 
 
 class Readings:
-    """The intervals between one scheduler's readings in the last `length` seconds of its clock, and the fit of them."""
+    """One scheduler's readings in the last `length` seconds of its clock, and the fit of them."""
 
     def __init__(self, length: float) -> None:
         self._length = length
-        self.last: Counters | None = None
-        self.intervals: deque[Counters] = deque()
+        self._kept: deque[Sums] = deque()
         self.seen_at = -inf
         self.waiting: float | None = None  # prompt tokens
         self._fitted: StepTime | None = None  # the last one with a line
-        self._known: tuple[float | None, Speeds] | None = None  # the last reading's time, and the fit up to it
+        self._speeds: RankCapacity | None = None  # of the readings up to the last
 
-    def take(self, reading: Counters) -> bool:
+    def take(self, reading: Sums) -> bool:
         """Add a reading; return False for a snapshot that was read before.
 
-        Counters that fall belong to a restarted server, so the intervals before them are removed.
+        Counters that fall belong to a restarted server, so the readings before them are removed.
         """
-        last, self.last = self.last, reading
-        if last is None:
-            return True
-        if last.at - BACKWARDS_SECONDS <= reading.at < last.at + LEAST_SECONDS and not reading.fell_since(last):
-            self.last = last
-            return reading.at > last.at
-        interval = reading.since(last)
-        if interval is None:
-            self.intervals.clear()
+        last = self._kept[-1] if self._kept else reading._replace(clock=-inf)
+        if reading.fell_since(last) or reading.clock < last.clock - BACKWARDS_SECONDS:
+            self._kept.clear()
             self._fitted = None
-        elif interval.seconds <= self._length:
-            self.intervals.append(interval)
-        while self.intervals and self.intervals[0].at - self.intervals[0].seconds < reading.at - self._length:
-            self.intervals.popleft()
+        elif reading.clock < last.clock + LEAST_SECONDS:
+            return reading.clock > last.clock
+        self._kept.append(reading)
+        self._speeds = None
+        while self._kept[0].clock < reading.clock - self._length:
+            self._kept.popleft()
         return True
 
     @property
-    def speeds(self) -> Speeds:
+    def intervals(self) -> list[Sums]:
+        """What was done between each two readings."""
+        return [later.since(earlier) for earlier, later in pairwise(self._kept)]
+
+    @property
+    def speeds(self) -> RankCapacity:
         """The present speeds, computed once for each new reading.
 
         At a running limit the batch does not vary, and no line can be fitted. Then the line of the time when it varied is used: it answers
         what a larger batch would bring.
         """
-        last = None if self.last is None else self.last.at
-        if self._known is None or self._known[0] != last:
+        if self._speeds is None:
             found = speeds_of(self.intervals)
             if found.step is not None and found.step.line is not None:
                 self._fitted = found.step
             elif found.step is not None and self._fitted is not None:
-                found = found._replace(step=found.step.with_line_of(self._fitted))
-            self._known = (last, found)
-        return self._known[1]
+                found = replace(found, step=found.step.with_line_of(self._fitted))
+            self._speeds = found
+        return self._speeds
 
 
 class Measured:
@@ -383,7 +392,7 @@ class Measured:
     def take(self, loads: Sequence[server_info.Load], now: float) -> None:
         """Add one answer; each scheduler in it has a time stamp of its own, and a snapshot seen before is ignored."""
         for load in loads:
-            counted = Counters.of(load)
+            counted = Sums.of_load(load)
             if counted is None or (load.dp not in self._ranks and len(self._ranks) >= MOST_SCHEDULERS):
                 continue
             rank = self._ranks.setdefault(load.dp, Readings(self._length))
@@ -399,3 +408,72 @@ class Measured:
         """Return one scheduler; a server's only scheduler is rank 0 in `/v1/loads`. None where its counters are old or absent."""
         rank = self._ranks.get(0 if dp is None and only and None not in self._ranks else dp)
         return None if rank is None or now - rank.seen_at >= STALE_SECONDS else rank
+
+
+# Of a server
+
+
+def capacities(server: Server, measured: Measured | None, now: float) -> list[RankCapacity]:
+    """Return the capacity of each scheduler, from `/v1/loads` where the release counts steps, else from the log's decode lines.
+
+    Tokens held and running requests are means over all schedulers, in the window of the profile.
+    """
+    only, of_lines = len(server.schedulers) == 1, step_of_lines(server, now)
+    totals = server.window(server.profile.window_seconds, now)
+    running, usage = totals.mean("running"), totals.mean("usage")
+    ranks = []
+    for dp in server.schedulers:
+        counted = None if measured is None else measured.scheduler(dp, now, only=only)
+        if counted is not None:
+            found, waiting, no_step = (
+                counted.speeds,
+                counted.waiting,
+                "too few decode steps were seen: watch for longer, under load",
+            )
+        else:
+            found, waiting, no_step = (
+                RankCapacity(step=None if isinstance(of_lines, str) else of_lines),
+                None,
+                str(of_lines),
+            )
+        pool, limit, held, most = server.facts.pool(dp), server.facts.limit(dp), None, None
+        if pool and running and usage and totals[f"serves/{dp}"] >= LEAST_SERVING_SECONDS:
+            held = usage * pool / running
+            most = max(floor(min(pool / held, limit or pool)), 1)  # with the limit alone nothing is known
+        ranks.append(
+            replace(
+                found, dp=dp, waiting_tokens=waiting, running=running, tokens_per_request=held, most_requests=most,
+                pool_tokens=pool, running_limit=limit, no_step="" if found.step else no_step,
+            )
+        )  # fmt: skip
+    return ranks
+
+
+def step_of_lines(server: Server, now: float) -> StepTime | str:
+    """Return the step time from the decode lines of all schedulers, or why there is none.
+
+    It is less exact than counters: a line is the mean of some forty steps. The schedulers run the same model on the same kind of GPU,
+    and with DP attention each step together. A speculative step gives each request several tokens, so a line must show how many.
+    """
+    schedulers = server.schedulers.values()
+    if server.facts.role == "prefill":
+        return "the prefill side of disaggregation decodes nothing"
+    if not any(each.decoded_at is not None for each in schedulers):
+        return "no decode steps were seen: /v1/loads counts them from 0.5.18 on, and a log shows them under load"
+    begin = now - server.profile.window_seconds
+    lines = sorted((line for each in schedulers for line in each.steps if line[0] >= begin), key=lambda line: line[0])
+    if not lines and server.facts.is_on("speculative_algorithm") and server.totals["accepted:n"] == 0:
+        return "the decode lines do not show how many tokens a speculative step gives (accept len)"
+    if lines and lines[-1][0] < now - STALE_SECONDS:
+        lines = []
+    return fit_of_lines(tuple(line[1:] for line in lines))
+
+
+@lru_cache(maxsize=MOST_FITS)
+def fit_of_lines(lines: tuple[tuple[float, float, float], ...]) -> StepTime | str:
+    """Return the step time from decode lines, each as one step, or why there is none; cached, because one page needs a fit several times."""
+    least = LEAST_LINES
+    return fit([Sums.of_line(*line) for line in lines], least=least, source="log") or (
+        f"{len(lines)} decode lines of the last ten minutes show the time of a step (one a second at most, and none after a prefill or"
+        f" another batch), and {least} are needed: give a longer log, or ask the server itself (--sglang-url, from 0.5.18 on)"
+    )
