@@ -29,11 +29,11 @@ from sglang_tuning_exporter.config import OPTIONS, Config, resolve
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import report
+from sglang_tuning_exporter.core.answer import text as as_text
 from sglang_tuning_exporter.core.explain import explain
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.page import page as report_page
-from sglang_tuning_exporter.core.text import text as as_text
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format

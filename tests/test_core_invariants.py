@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.advice import setting, typed_settings
+from sglang_tuning_exporter.core.answer import command
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import Change, Judgement
 from sglang_tuning_exporter.core.judge import judge
 from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.summary import command
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.flags import flag_of, have_effect, print_factor, releases
 from views import Load, late, seen

@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core.answer import compare
 from sglang_tuning_exporter.core.findings import Change, Judgement
 from sglang_tuning_exporter.core.page import POLICY, page
 from sglang_tuning_exporter.core.report import run
-from sglang_tuning_exporter.core.summary import compare
 from sglang_tuning_exporter.recordings.replay import packaged
 from test_core_report import finding, judged
 

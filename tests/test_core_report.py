@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # i
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.core.answer import FIGURES, compare
 from sglang_tuning_exporter.core.findings import (
     Alert,
     Change,
@@ -28,7 +29,6 @@ from sglang_tuning_exporter.core.findings import (
 )
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import document, exit_status, judge, run
-from sglang_tuning_exporter.core.summary import FIGURES, compare
 
 HERE = Path(__file__).parent
 RECORDINGS = sorted((HERE / "recordings").glob("*/server.log.gz"))
@@ -166,16 +166,16 @@ def test_a_comparison_is_a_table_of_figures_and_changed_arguments_without_a_gues
     )
     old = replace(before, sources=("old.log",), starts=(replace(slow, arguments={"schedule_conservativeness": 1.0}),))
     found = compare(old, before)
-    assert found.words == "better: generated tokens/s"
-    assert found.changed == {"schedule_conservativeness": (1.0, 0.3)}
-    changes = {row.name: row.change for row in found.rows}
+    assert found["words"] == "better: generated tokens/s"
+    assert found["changed"] == {"schedule_conservativeness": (1.0, 0.3)}
+    changes = {row["name"]: row["change"] for row in found["figures"]}
     assert changes == {
         "generated tokens/s": "better",
         "mean token usage": "different",
         "prompt tokens found in the cache": "same",
     }
-    assert compare(before, before).words == "no clear difference"
-    assert compare(before, judged(starts=())).rows == ()
+    assert compare(before, before)["words"] == "no clear difference"
+    assert compare(before, judged(starts=()))["overall"] == "not_comparable"
     assert all(better in {"", "higher", "lower"} for _, _, better in FIGURES.values())
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from conftest import PROGRAM, environment, program
 from sglang_tuning_exporter.config.profiles import PROFILES
+from sglang_tuning_exporter.core.answer import Style, text
 from sglang_tuning_exporter.core.findings import TONES, Change
-from sglang_tuning_exporter.core.text import Style, text
 from sglang_tuning_exporter.recordings.replay import packaged
 from test_core_report import RAISE, finding, judged
 

@@ -17,10 +17,9 @@ from markupsafe import Markup, escape
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import text as words
+from sglang_tuning_exporter.core import answer as words
 from sglang_tuning_exporter.core.findings import URGENCY, Judgement, Start, ended
 from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.summary import Comparison
 from sglang_tuning_exporter.sglang.clean import clean_for_page
 
 # Figures over time as inline SVG: a line with its range, the healthy band, a limit, marks, and stretches of time.
@@ -208,7 +207,7 @@ def render(template: str, **shown: object) -> str:
 def page(
     judged: Judgement,
     profile: profiles.Profile,
-    against: Comparison | None = None,
+    against: words.Comparison | None = None,
     live: Mapping[str, object] | None = None,
 ) -> str:
     """Return the page; `live`: what only that of a running server has, by its names in the template."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from sglang_tuning_exporter.config import FAIL_ON, profiles
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core import text
+from sglang_tuning_exporter.core import answer
 from sglang_tuning_exporter.core.findings import (
     FIRST_DATED_SECOND,
     URGENCY,
@@ -29,7 +29,6 @@ from sglang_tuning_exporter.core.findings import (
 )
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.rows import BY_ID, adapted
-from sglang_tuning_exporter.core.summary import Comparison, compare
 from sglang_tuning_exporter.core.watch import Course
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
 
@@ -64,7 +63,7 @@ def run(
     if output is not None:
         check_output(output, *(each.paths for each in (read, before) if each is not None))
     judged, applied = judge(read, used)
-    compared = None if before is None else compare(judge(before, used)[0], judged)
+    compared = None if before is None else answer.compare(judge(before, used)[0], judged)
     if format == "json":
         written = json.dumps(document(judged, compared), indent=2, allow_nan=False) + "\n"
     elif format == "html":
@@ -72,7 +71,7 @@ def run(
 
         written = page(judged, applied, compared)
     else:
-        written = text.text(judged, applied, compared, _style() if output is None else text.Style())
+        written = answer.text(judged, applied, compared, _style() if output is None else answer.Style())
     _write(written.encode("utf-8", "replace"), output)
     sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.damage)
     return exit_status(judged, fail_on)
@@ -114,7 +113,7 @@ def exit_status(judged: Judgement, fail_on: str) -> int:
 # The document
 
 
-def document(judged: Judgement, against: Comparison | None = None) -> Document:
+def document(judged: Judgement, against: answer.Comparison | None = None) -> Document:
     """Return the report as JSON (docs/report.schema.json): every key is there, `null` where the log does not show a figure."""
     own, begin, last = judged.own, judged.begin or 0.0, judged.starts[-1] if judged.starts else None
     first_run = 1 if not judged.starts or judged.starts[0].arguments else 0  # 0: it began before the log
@@ -159,10 +158,9 @@ def document(judged: Judgement, against: Comparison | None = None) -> Document:
             for name, figure in judged.checks.items()
         ],
         "comparison": against and {
-            "against": against.sources, "overall": against.overall, "words": against.words, "changed_args": _changed(against.changed),
-            "figures": [row._asdict() for row in against.rows],
+            **{key: value for key, value in against.items() if key != "changed"}, "changed_args": _changed(against["changed"]),
         },
-        "notes": text.notes(judged),
+        "notes": answer.notes(judged),
     })  # fmt: skip
     return made
 
@@ -264,8 +262,8 @@ def _changed(changed: Mapping[str, tuple[object, object]]) -> list[Document]:
         {
             "arg": arg,
             "flag": f"--{arg.replace('_', '-')}",
-            "before": text.argument_words(old),
-            "after": text.argument_words(new),
+            "before": answer.argument_words(old),
+            "after": answer.argument_words(new),
         }
         for arg, (old, new) in changed.items()
     ]
@@ -274,12 +272,12 @@ def _changed(changed: Mapping[str, tuple[object, object]]) -> list[Document]:
 # Writing
 
 
-def _style() -> text.Style:
+def _style() -> answer.Style:
     """Colour only on a terminal, and only where nobody asked for none (https://no-color.org)."""
     if not sys.stdout.isatty():
-        return text.Style()
+        return answer.Style()
     colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return text.Style(colour, shutil.get_terminal_size().columns)
+    return answer.Style(colour, shutil.get_terminal_size().columns)
 
 
 def check_output(output: Path, *read: Iterable[Path]) -> None:

@@ -15,7 +15,7 @@ from math import inf
 from typing import TypeAlias
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import judge, summary
+from sglang_tuning_exporter.core import answer, judge
 from sglang_tuning_exporter.core.alerts import Clocks, Words
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, aged, is_count, lists, to_json
 from sglang_tuning_exporter.core.facts import Facts
@@ -29,7 +29,6 @@ from sglang_tuning_exporter.core.server import (
     Totals,
     merged,
 )
-from sglang_tuning_exporter.core.text import memory_words
 from sglang_tuning_exporter.core.view import BURN_RATES, View, explained, view_of
 from sglang_tuning_exporter.sglang import server_info
 from sglang_tuning_exporter.sglang.flags import VARYING_ARGS, are_same_settings
@@ -660,16 +659,16 @@ class Watch:
         server, measured = self.server, self.measured
         view = measured.view if measured is not None else self.view(now)
         facts, window = server.facts, server.profile.window_seconds
-        counts = {name: server.counted[count] for name, count in summary.COUNTS.items()}
+        counts = {name: server.counted[count] for name, count in answer.COUNTED.items()}
         if not counts["server_starts"] and (server.started_at or facts.arguments):
             del counts["server_starts"]  # that no start was counted says nothing where one is known from before
         started = server.started_at[-1] if server.started_at else None
-        return summary.beside(
+        return answer.beside(
             judgement, server, view.totals, profile=server.profile.name,
             # Lines from before the exporter are in the window too.
             begin=max(now - window, min(self.begin, server.begin or self.begin)), end=now,
             serving_seconds=view.served, idle_seconds=view.idle, alerts=tuple(sorted(self.clocks.firing, key=lambda alert: alert.at)),
-            starts=(Start(started, facts.shown_release, facts.arguments, {}, summary.figures_of(view), server.ended, summary.memory(facts)),),
+            starts=(Start(started, facts.shown_release, facts.arguments, {}, answer.figures_of(view), server.ended, answer.memory(facts)),),
             counts=counts, available_gb=tuple(facts.left.values()) if not facts.is_cpu else (),
         )  # fmt: skip
 
@@ -939,13 +938,13 @@ class Course:
             for verdict, seconds in run.verdicts.items():
                 verdicts[verdict] = verdicts.get(verdict, 0.0) + seconds
         mostly = max(verdicts, key=verdicts.__getitem__) if sum(verdicts.values()) else None
-        return summary.beside(
+        return answer.beside(
             judgement, server, totals, profile=self._profile.name, begin=server.begin, end=server.now if server.begin is not None else None,
             serving_seconds=served, idle_seconds=View(totals, server.facts, server.profile, end).idle,
             mostly=None if mostly is None else (mostly, verdicts[mostly] / sum(verdicts.values())),
             alerts=tuple(sorted(self._alerts, key=lambda alert: alert.at)), course=self._stretches(),
             starts=tuple(self._start(number, run) for number, run in enumerate(self.runs) if run.is_start or run.served or len(self.runs) == 1),
-            counts={name: totals[count] for name, count in summary.COUNTS.items()},
+            counts={name: totals[count] for name, count in answer.COUNTED.items()},
             available_gb=tuple(gigabytes for run in self.runs for gigabytes in run.facts.left.values()),
         )  # fmt: skip
 
@@ -1098,7 +1097,7 @@ class Course:
         view = run.whole or View(run.totals, run.facts, self._profile, run.end)
         return Start(
             run.begin if run.is_start and self.server.begin is not None else None, run.facts.shown_release, run.facts.arguments, changed,
-            summary.figures_of(view), run.ended, summary.memory(run.facts),
+            answer.figures_of(view), run.ended, answer.memory(run.facts),
         )  # fmt: skip
 
     def _stretches(self) -> tuple[Stretch, ...]:
@@ -1117,7 +1116,10 @@ class Course:
                 first = max(serving[0][0], run.begin) if serving else run.end
                 stretches.append(
                     Stretch(
-                        "starting", run.begin, first, ", ".join(memory_words(summary.memory(run.facts), "CUDA graphs"))
+                        "starting",
+                        run.begin,
+                        first,
+                        ", ".join(answer.memory_words(answer.memory(run.facts), "CUDA graphs")),
                     )
                 )
                 begin = first

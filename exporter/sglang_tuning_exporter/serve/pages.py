@@ -23,10 +23,10 @@ from markdown_it.token import Token
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.core import answer as words
 from sglang_tuning_exporter.core import findings, judge, runbooks
 from sglang_tuning_exporter.core import page as pages
 from sglang_tuning_exporter.core import server as servers
-from sglang_tuning_exporter.core import text as words
 from sglang_tuning_exporter.core.report import document
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.core.watch import Watch

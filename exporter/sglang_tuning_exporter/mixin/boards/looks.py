@@ -7,8 +7,8 @@ from itertools import cycle
 from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.core import judge, rows, runbooks, server
-from sglang_tuning_exporter.core.text import GOOD as FINE
-from sglang_tuning_exporter.core.text import title
+from sglang_tuning_exporter.core.answer import GOOD as FINE
+from sglang_tuning_exporter.core.answer import title
 from sglang_tuning_exporter.mixin._rendering import filled
 
 Json: TypeAlias = dict[str, Any]

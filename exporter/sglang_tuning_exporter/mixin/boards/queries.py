@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_tuning_exporter.core import text
+from sglang_tuning_exporter.core import answer
 from sglang_tuning_exporter.mixin._rendering import SERVER, TARGET, listed
 from sglang_tuning_exporter.mixin.boards.looks import LEVELS, NEUTRAL, SHADES, fixed_colour, limit
 
@@ -30,7 +30,7 @@ VERDICT = "sglang_tuning_verdict_info"
 SINCE = "sglang_tuning_verdict_since_timestamp_seconds"
 END = "sglang_tuning_end_info"
 ADVICE = "sglang_tuning_advice_timestamp_seconds"
-_FINE = "|".join(sorted(text.GOOD))
+_FINE = "|".join(sorted(answer.GOOD))
 
 
 # --- selectors -------------------------------------------------------------------------------------------------------
