@@ -100,7 +100,7 @@ def live(directory: Path, log: bytes, moments: list[float]) -> list[tuple[float,
     now = moments[0]
     for line in log.splitlines(keepends=True):
         stamp = stamp_of(line)
-        now = max(now, (stamp and stamp[0].time) or now)
+        now = max(now, (stamp and stamp[0]) or now)
         events.append((now, line))
     for at in moments[:-1]:  # the last comes after the log's end
         while events and events[0][0] < at:

@@ -49,29 +49,24 @@ _STAMP = re.compile(
 _RANK = re.compile(rb"(?<![A-Z_])(DP|TP|PP)(\d{1,5})")
 
 
-class Origin(NamedTuple):
-    """When and by which ranks a line was printed."""
-
-    time: float | None  # unix seconds, read as UTC; seconds since midnight where there is no date
-    rank: Rank
-
-
-def stamp_of(text: bytes, start: int = 0) -> tuple[Origin, int] | None:
-    """Read SGLang's stamp at `start`; also return where the message begins."""
-    match = _STAMP.match(text, start)
-    return None if match is None else (_read_stamp(match[1], match[2] or match[3] or b""), match.end())
+def stamp_of(text: bytes) -> tuple[float | None, Rank, int] | None:
+    """Read SGLang's stamp at the beginning of a line: its time, as UTC, of the day where it has no date; its ranks; where the message begins."""
+    match = _STAMP.match(text)
+    return None if match is None else (*_read_stamp(match[1], match[2] or match[3] or b""), match.end())
 
 
 @lru_cache(maxsize=4096)
-def origin_of(stamp: bytes) -> Origin | None:
+def _dated(stamp: bytes) -> tuple[float, Rank] | None:
     """Read a whole stamp; None where it is none, or has no date."""
     found = stamp_of(stamp)
-    return found[0] if found is not None and found[1] == len(stamp) and (found[0].time or 0.0) >= FIRST_DATED else None
+    if found is None or found[0] is None or found[0] < FIRST_DATED or found[2] != len(stamp):
+        return None
+    return found[0], found[1]
 
 
 @lru_cache(maxsize=4096)
-def _read_stamp(time: bytes | None, ranks: bytes) -> Origin:
-    return Origin(time_of(time) if time else None, rank_of(ranks))
+def _read_stamp(time: bytes | None, ranks: bytes) -> tuple[float | None, Rank]:
+    return time_of(time) if time else None, rank_of(ranks)
 
 
 def rank_of(text: bytes) -> Rank:
@@ -764,41 +759,12 @@ _LARGEST = 2.0**53  # above, a float cannot count
 _OTHER_LINE = re.compile(rb"\[20\d\d-\d\d-\d\d ")  # another process wrote into this line
 _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _SHAPES_KEPT, _SHAPE_LENGTH = 4096, 768
+_USUAL = ("access", "decode", "prefill")
 
 
-class _Numbers(dict[bytes, float]):
-    """Numbers by their text: looking one up is faster than reading it."""
-
-    def __missing__(self, text: bytes) -> float:
-        return int(text) if text.isdigit() else float(text)
-
-
-_NUMBERS = _Numbers(
-    {b"%d" % number: number for number in range(4096)}
-    | {b"%d.%02d" % divmod(share, 100): share / 100 for share in range(201)}
-)
-_number_of = _NUMBERS.__getitem__
-
-
-_NO_ORIGIN = Origin(None, NO_RANK)
-
-
-class _Shape(NamedTuple):
-    """A line that gave one event of a batch, or none because its request was answered, with all that is around it.
-
-    Another that differs from it only in digits says the same: its figures stand at the same places.
-    """
-
-    kind: str
-    form: Form
-    around: str
-    text: slice = slice(0)  # SGLang's line
-    stamp: slice = slice(0)
-    names: tuple[str, ...] = ()  # of the figures
-    texts: Callable[[bytes], tuple[bytes, ...]] = lambda _: ()
-    usages: tuple[str, ...] = ()
-    others: Mapping[str, float] = MappingProxyType({})  # figures that are words
-    word: str = ""
+@lru_cache(maxsize=16384)
+def _number_of(text: bytes) -> float:
+    return int(text) if text.isdigit() else float(text)
 
 
 _ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) ')
@@ -807,21 +773,11 @@ _PAUSED = re.compile(rb"/(pause|continue)_generation HTTP/")
 _ASGI = re.compile(rb"(?:ERROR: *)?Exception in ASGI application\s*$")
 
 
-class _Said(NamedTuple):
-    """What may explain an end, and goes on in the next lines: `add` gives the event of all `lines`."""
-
-    kind: str
-    around: str
-    lines: list[bytes]
-    add: Callable[[], Event]
-    first: Event
-
-
 @dataclass(slots=True)
 class _Traceback:
     """A traceback with those that it is chained to, and what its frames show."""
 
-    at: Origin
+    at: tuple[float | None, Rank]
     begin: int  # the line with which its chain begins
     until: int  # the last line that can belong to it
     is_open: bool = True
@@ -1068,7 +1024,8 @@ class Reader:
         self.names_ranks = False  # a stamp named a rank, as only SGLang's do
         self._events: list[Event] = []
         self._released: list[Event] = []  # events that are about a line before, with its mark
-        self._shapes: dict[bytes, _Shape] = {}  # by a line with zeros for all digits
+        # How to read a usual line, by one with zeros for all digits; None where it is not usual today.
+        self._usual: dict[bytes, Callable[[bytes], tuple[Event, ...] | None]] = {}
         self._places: dict[str, tuple[int, int]] = {}  # of plain figures in the message of the last batch
         self._clock: float | None = None
         self._day = 0
@@ -1081,43 +1038,17 @@ class Reader:
         self._cut: tuple[Event, bytes] | None = None  # arguments that may go on in the next line
         self._traceback: _Traceback | None = None  # the last one
         self._ended = False  # SGLang said that it ends itself, which it does with a kill of its processes
-        self._said: _Said | None = None
+        self._go_on: Callable[[bytes], str] | None = None  # reads a further line of what may explain an end
+        self._at: tuple[float | None, Rank] = (None, NO_RANK)  # when the line that is read was printed, and by whom
         self._printed: dict[bytes, float] = {}  # when, of lines without ranks
         self._recent: deque[bytes] = deque(maxlen=_RECENT)  # the last recognised lines
 
     def read(self, line: bytes) -> tuple[Event, ...]:
         """Return the events of a line without its newline. Never raises."""
         self.number += 1
-        shape = self._shapes.get(line.translate(_ZEROS))
-        wrapping = self.wrapping
-        if shape is None or self._cut is not None or wrapping.cut:
-            return self._read_unusual(line)
-        if (shape.form is not wrapping.form or wrapping.held) and not wrapping.is_again(
-            shape.form, alone=bool(shape.names)
-        ):
-            return self._read_unusual(line)
-        origin = origin_of(line[shape.stamp]) if shape.stamp.stop else _NO_ORIGIN
-        if origin is None:
-            return self._read_unusual(line)
-        self.kind, self.around = shape.kind, shape.around
-        self.lines[self.kind] += 1
-        if not shape.names:
-            self.time = self.time if origin.time is None else origin.time
-            return ()
-        figures = dict(zip(shape.names, map(_number_of, shape.texts(line))))  # noqa: B905 - of one length
-        for name in shape.usages:
-            if figures[name] > 2:  # no usage of a cache
-                del figures[name]
-        if shape.others:
-            figures.update(shape.others)
-        self.time, rank = origin
-        event = Event(shape.kind, self.time, rank, figures, shape.word)
-        if self.trust.carrier:
-            event.marked = self.trust.is_near(self.number, self.time)
-        self._serving = self._stamped = self.trust.serves = True
-        self._said = None
-        self._recent.append(line[shape.text])
-        return (event,)
+        usual = self._usual.get(line.translate(_ZEROS))
+        events = None if usual is None or self._cut is not None or self.wrapping.cut else usual(line)
+        return self._read_unusual(line) if events is None else events
 
     def _read_unusual(self, raw: bytes) -> tuple[Event, ...]:
         self._events, self._released = [], []
@@ -1133,46 +1064,65 @@ class Reader:
         if kind == "other" and not self.unread and self.wrapping.form != () and WORDS.search(raw):
             self.unread = raw[:LONGEST_UNREAD]
         self.trust.mark(kind, self.number, self.time, self._events)
-        if len(found) == 1 and len(raw) <= _SHAPE_LENGTH and self.unreadable.total() == unreadable:
+        if kind in _USUAL and len(found) == 1 and len(raw) <= _SHAPE_LENGTH and self.unreadable.total() == unreadable:
             self._learn(raw, found[0])
         return (*self._released, *self._events)
 
     def _learn(self, raw: bytes, line: Line) -> None:
-        """Remember the shape of a usual line: a batch with plain figures, or a request that was answered."""
+        """Remember how to read a usual line: a batch with plain figures, or a request that was answered.
+
+        Another that differs from it only in digits says the same: its figures stand at the same places.
+        """
+        is_batch = self.kind in ("decode", "prefill") and len(self._events) == 1 and len(self._places) > 1
         is_answered = self.kind == "access" and not self._events and b" 200 OK" in raw
-        is_batch = self.kind in ("decode", "prefill") and len(self._events) == 1
-        form, found = self.wrapping.form, stamp_of(line.text)
-        start = 0 if found is None else found[1]
+        first, places = (self._events[0], self._places) if is_batch else (Event(self.kind), {})
+        others = {name: value for name, value in first.figures.items() if name not in places}  # figures that are words
+        wrapping, form, around, found = self.wrapping, self.wrapping.form, self.around, stamp_of(line.text)
+        start = 0 if found is None else found[2]
         at = raw.find(line.text[: start + 8] if is_answered else line.text)
-        stamp = slice(at, at + start) if start else slice(0)
-        if form is None or at < 0 or line.headed or line.glued or b"%|" in raw:  # a bar can be an exception's text
+        stamp, message = slice(at, at + start), slice(at, at + len(line.text))
+        is_plain = at >= 0 and not line.headed and not line.glued and b"%|" not in raw  # or a bar
+        is_usual = is_answered or (is_batch and start > 0 and not others.keys() - {"graph"})
+        if form is None or not is_plain or not is_usual or (start and _dated(raw[stamp]) is None):
             return
-        if start and origin_of(raw[stamp]) is None:
-            return
-        if is_answered:
-            self._shapes[raw.translate(_ZEROS)] = _Shape("access", form, self.around, stamp=stamp)
-        elif is_batch and start:
-            [event], places, at_message = self._events, self._places, at + start
-            others = {name: value for name, value in event.figures.items() if name not in places}
-            if len(places) < 2 or others.keys() - {"graph"}:
-                return
-            texts = itemgetter(*(slice(at_message + begin, at_message + end) for begin, end in places.values()))
-            usages = tuple(name for name in places if name.endswith("usage"))
-            text = slice(at, at + len(line.text))
-            shape = _Shape(event.kind, form, self.around, text, stamp, tuple(places), texts, usages, others, event.word)
-            self._shapes[raw.translate(_ZEROS)] = shape
-        if len(self._shapes) > _SHAPES_KEPT:
-            self._shapes.clear()
+        names, usages = tuple(places), tuple(name for name in places if name.endswith("usage"))
+        parts = [slice(at + start + begin, at + start + end) for begin, end in places.values()]
+        texts = itemgetter(*parts) if parts else None
+
+        def usual(line: bytes) -> tuple[Event, ...] | None:
+            origin = _dated(line[stamp]) if start else (self.time, NO_RANK)
+            is_other = form is not wrapping.form or wrapping.held
+            if origin is None or (is_other and not wrapping.is_again(form, alone=is_batch)):
+                return None
+            self.kind, self.around = first.kind, around
+            self.lines[self.kind] += 1
+            self.time, rank = origin
+            if texts is None:
+                return ()
+            figures = dict(zip(names, map(_number_of, texts(line))))  # noqa: B905 - of one length
+            for name in usages:
+                if figures[name] > 2:  # no usage of a cache
+                    del figures[name]
+            figures.update(others)
+            event = Event(first.kind, self.time, rank, figures, first.word)
+            if self.trust.carrier:
+                event.marked = self.trust.is_near(self.number, self.time)
+            self._serving = self._stamped = self.trust.serves = True
+            self._go_on = None
+            self._recent.append(line[message])
+            return (event,)
+
+        self._usual[raw.translate(_ZEROS)] = usual
+        if len(self._usual) > _SHAPES_KEPT:
+            self._usual.clear()
 
     def end(self) -> tuple[Event, ...]:
         """Return what waits for a further line: arguments that were cut."""
         cut, self._cut = self._cut, None
         return () if cut is None else (cut[0],)
 
-    def _add(
-        self, kind: str, at: Origin, figures: dict[str, float] | None = None, word: str = "", text: str = ""
-    ) -> Event:
-        event = Event(kind, at.time, at.rank, {} if figures is None else figures, word, text)
+    def _add(self, kind: str, figures: dict[str, float] | None = None, word: str = "", text: str = "") -> Event:
+        event = Event(kind, *self._at, {} if figures is None else figures, word, text)
         self._events.append(event)
         return event
 
@@ -1183,23 +1133,24 @@ class Reader:
         if line.glued:
             self.trust.mark("glued", self.number, self.time, ())
         if found is None and not line.headed:
-            return self._read_unstamped(text, line)
+            return self._read_unstamped(line)
         self._events.extend(self.end())
         time, rank, start = line.time, line.rank, 0
         if found is not None:
-            stamp, start = found
-            self.names_ranks = self.names_ranks or stamp.rank is not NO_RANK
-            rank = rank if stamp.rank is NO_RANK else stamp.rank
-            if stamp.time is None and self._stamped:
+            printed, ranks, start = found
+            self.names_ranks = self.names_ranks or ranks is not NO_RANK
+            rank = rank if ranks is NO_RANK else ranks
+            if printed is None and self._stamped:
                 return "other"
-            time = time if stamp.time is None else stamp.time
+            time = time if printed is None else printed
         if time is not None and time < FIRST_DATED:
             time = self._since_first_midnight(time)
         if time is not None:
             self.time, self.begin = time, time if self.begin is None else self.begin
         if line.around.endswith("tracing") and self._is_of_another_rank(text, time or 0.0):
             return "known"
-        kind = self._read_message(text[start:], Origin(time, rank))
+        self._at = time, rank
+        kind = self._read_message(text[start:])
         self._stamped = self._stamped or (
             found is not None and time is not None and kind not in ("other", "access", "traceback")
         )
@@ -1226,57 +1177,54 @@ class Reader:
         self._clock = clock
         return self._day * DAY + clock
 
-    def _read_unstamped(self, text: bytes, line: Line) -> str:
+    def _read_unstamped(self, line: Line) -> str:
         """Read a line without a stamp: arguments that go on, a part of a traceback, an access line, or of a log without stamps.
 
         The text around it may have the time of another zone than SGLang's stamps: those come first.
         """
+        text, time = line.text, line.time
         if self._cut is not None and self._read_rest(text, *self._cut):
             return "arguments"
         self._events.extend(self.end())
-        time = line.time
         if self._stamped:
             time = self.time
         elif time is not None and time < FIRST_DATED:
             time = self._since_first_midnight(time)
-        at = Origin(time, line.rank)
+        self._at = time, line.rank
         if _ACCESS.match(text):
-            kind = self._read_access(text, at)
-        else:
-            kind = self._read_abort(text, at) or self._read_traceback(text, time) or self._read_more(text)
+            kind = self._read_access(text)
+        else:  # how a process was aborted is logged by none of SGLang's
+            found = _row_of(text) if _BARE.match(text) else None
+            kind = self._read_row(*found) if found is not None else self._read_traceback(text)
+            kind = kind or ("" if self._go_on is None else self._go_on(text))
         if not kind and not self._stamped:
             self.time = self.time if time is None else time
-            kind = self._read_message(text, at, stamped=False)
+            kind = self._read_message(text, stamped=False)
             self.begin = self.time if self.begin is None and kind != "other" else self.begin
         return kind or ("other" if text.strip() else "empty")
 
-    def _read_abort(self, text: bytes, at: Origin) -> str:
-        """Read a line that no process of SGLang's logs: how a process was aborted."""
-        found = _row_of(text) if _BARE.match(text) else None
-        return "" if found is None else self._read_row(*found, at)
-
-    def _read_message(self, text: bytes, at: Origin, *, stamped: bool = True) -> str:
+    def _read_message(self, text: bytes, *, stamped: bool = True) -> str:
         """Read a message by the table. What SGLang advises has its stamp."""
-        self._said = None
+        self._go_on = None
         if _ACCESS.match(text):
-            return self._read_access(text, at)
+            return self._read_access(text)
         opens, is_of_request = text.rstrip().endswith(TRACEBACK), _ASGI.match(text) is not None
         if opens or is_of_request:
-            self._traceback = _Traceback(at, self.number, self.number + _OTHERS_BETWEEN, stamped=True)
+            self._traceback = _Traceback(self._at, self.number, self.number + _OTHERS_BETWEEN, stamped=True)
         if (found := _row_of(text)) is not None:
-            return self._read_row(*found, at)
-        if stamped and self._says(text, at):
+            return self._read_row(*found)
+        if stamped and self._says(text):
             return "advice"
         if is_of_request:  # uvicorn, of a request that an exception ended; that of a stream has status 200
             if not self._exceptions_due:
-                self._add("server_error", at)
+                self._add("server_error")
             self._exceptions_due = max(self._exceptions_due - 1, 0)
             return "server_error"
         if _UNKNOWN_BATCH.match(text):
             self.unreadable["batch_line"] += 1
         return "traceback" if opens else "other"
 
-    def _says(self, text: bytes, at: Origin) -> bool:
+    def _says(self, text: bytes) -> bool:
         """Add the event of a line with which SGLang advises or decides about a flag, before the first request."""
         if self.trust.serves or (b"_" not in text and b"--" not in text):
             return False
@@ -1284,40 +1232,40 @@ class Reader:
         advice = recognise(words)
         if advice is None or advice.role not in ("recommends", "decision"):
             return False
-        self._add("advice", at, {"line": self.number}, advice.pattern, _words(text))
+        self._add("advice", {"line": self.number}, advice.pattern, _words(text))
         return True
 
-    def _read_row(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+    def _read_row(self, row: Row, match: re.Match[bytes]) -> str:
         text, kind = match.string, row.kind
         if kind in ("known", "limits") and not text.startswith(b"max_total_num_tokens="):
-            self._says(text, at)
+            self._says(text)
         if kind == "words":
-            self._explain(text, at)
+            self._explain(text)
         if kind in SILENT or kind == "words":
             return kind
         if kind in _NEEDED:
-            return self._read_batch(row, match, at)
+            return self._read_batch(row, match)
         if kind == "arguments":
-            return self._read_arguments(text[match.end() :], at)
+            return self._read_arguments(text[match.end() :])
         self._serving = self._serving or kind == "ready"
         figures = {name: _number_of(value) for name, value in match.groupdict().items() if value and name != "by"}
-        event = self._add(kind, at, figures | dict(row.figures), row.word)
+        event = self._add(kind, figures | dict(row.figures), row.word)
         if kind in ("pool", "limits", "memory"):
             return self._read_start(event, text)
-        if kind == "health" and (silent := _silence(text, at.time)) is not None:
+        if kind == "health" and (silent := _silence(text, event.time)) is not None:
             event.figures["silent"] = silent
         if kind in _QUOTED:
             event.text = _words(text)
         elif kind in ("end", "hang", "out_of_memory", "transfer"):
-            return self._read_trouble(event, match, at)
+            return self._read_trouble(event, match)
         return "request" if kind == "refused" and not event.figures else kind  # an error may quote its request
 
-    def _read_batch(self, row: Row, match: re.Match[bytes], at: Origin) -> str:
+    def _read_batch(self, row: Row, match: re.Match[bytes]) -> str:
         """Read a batch or retraction line by the names of its fields."""
         text = match.string[:_LONGEST_BATCH].rstrip()
         torn = _OTHER_LINE.search(text)
         text = text if torn is None else text[: torn.start()]
-        event, fields = Event(row.kind, at.time, at.rank, dict(row.figures)), dict[bytes, bytes]()
+        event, fields = Event(row.kind, *self._at, dict(row.figures)), dict[bytes, bytes]()
         if mixed := match.groupdict().get("mixed"):
             event.figures["running"] = int(mixed)
         self._places = {}
@@ -1352,7 +1300,7 @@ class Reader:
         elif key == b"#new_token_ratio" and (ratio := _RATIO.match(value)):
             event.figures["ratio_before"], event.figures["ratio_after"] = float(ratio[1]), float(ratio[2])
 
-    def _read_arguments(self, text: bytes, at: Origin) -> str:
+    def _read_arguments(self, text: bytes) -> str:
         self._traceback = None
         self._starting, self._serving, self._capturing, self._ended, self._sizes = True, False, False, False, ()
         found = parse_server_args(text.decode("utf-8", "replace"))
@@ -1360,7 +1308,7 @@ class Reader:
             self.unreadable["server_args"] += 1
             return "known"
         arguments, is_cut = found
-        event = Event("arguments", at.time, at.rank, arguments=arguments)
+        event = Event("arguments", *self._at, arguments=arguments)
         if is_cut:
             event.figures["cut"] = 1
             self._cut = (event, text)
@@ -1405,25 +1353,25 @@ class Reader:
                 event.sizes = self._sizes if event.word == "graph" else ()
         return event.kind
 
-    def _read_trouble(self, event: Event, match: re.Match[bytes], at: Origin) -> str:
+    def _read_trouble(self, event: Event, match: re.Match[bytes]) -> str:
         """Read the line of an end, a hang, a failed allocation or transfer, which may explain an end."""
         text, kind = match.string, event.kind
         if kind == "end":
-            self._read_end(event, text, match.end(), at)
+            self._read_end(event, text, match.end())
         elif kind == "hang":
             event.word = _WATCHED.get(match.groupdict().get("by") or b"", event.word)
             if b"soft=True" not in text:  # that one only warns
-                self._explain(text, at, ending="hang")
+                self._explain(text, ending="hang")
         elif kind == "out_of_memory":
             unserved = "graph_capture" if self._capturing else "startup"
             event.word = event.word or (unserved if self._starting and not self._serving else "unknown")
             event.figures, event.text = _held_elsewhere(text), _words(text)
-            self._explain(text, at, ending="memory", sure=False, kind=kind)
+            self._explain(text, ending="memory", sure=False, kind=kind)
         else:
-            return self._read_transfer(event, text, at)
+            return self._read_transfer(event, text)
         return kind
 
-    def _read_end(self, event: Event, text: bytes, told: int, at: Origin) -> None:
+    def _read_end(self, event: Event, text: bytes, told: int) -> None:
         if event.word == _ABORT:
             if self._ended and _KILLED.fullmatch(text):
                 self._events.remove(event)
@@ -1433,14 +1381,14 @@ class Reader:
         event.text, opens = _crash(text), TRACEBACK in text
         if event.word == "scheduler_exception" or opens:
             if self._traceback is None or self._traceback.begin != self.number:
-                self._traceback = _Traceback(at, self.number, self.number + 2, is_open=False, goes_on=True)
+                self._traceback = _Traceback(self._at, self.number, self.number + 2, is_open=False, goes_on=True)
             self._traceback.announced = True
         text = text[told:] if event.word == "scheduler_exception" else text
         ending = "" if event.word in (_ABORT, "scheduler_exception") or b"exit code" in text else "unknown"
         if not opens:
-            self._explain(text, at, ending=ending)
+            self._explain(text, ending=ending)
 
-    def _read_transfer(self, event: Event, text: bytes, at: Origin) -> str:
+    def _read_transfer(self, event: Event, text: bytes) -> str:
         """Read a failed bootstrap or transfer: its request, where the line has one, and the reason; a client that gave up is none."""
         reason = text
         if (request := _FAILED_REQUEST.match(text)) is not None:
@@ -1453,56 +1401,42 @@ class Reader:
         side = text.partition(b" ")[0].lower()
         event.word, event.text = side.decode() if side in (b"decode", b"prefill") else "", _words(reason)
         if b"from another rank" not in reason:
-            self._explain(reason, at, ending="transfer", sure=False)
+            self._explain(reason, ending="transfer", sure=False)
         return event.kind
 
     def _explain(
-        self,
-        text: bytes,
-        at: Origin,
-        *,
-        ending: str = "",
-        sure: bool = True,
-        kind: str = "",
-        of: _Traceback | None = None,
+        self, text: bytes, *, ending: str = "", sure: bool = True, kind: str = "", of: _Traceback | None = None
     ) -> None:
         """Add the event of a line that may explain an end; of a traceback, or where it has a kind, the next lines can go on with it."""
         chain, place, before = (self.number, "", []) if of is None else (of.begin, of.place, [*of.texts])
-        lines, recent = [text], tuple(map(_recent_words, self._recent))
+        lines, around = [text], self.around
 
-        def add() -> Event:
+        def said() -> tuple[str, str]:
             text = b"\n".join(lines)
             words, asked = _words(text), _ASKED_TOKENS.search(text)
             is_check = asked is not None and 0 < int(asked[1]) <= int(asked[2])
-            figures: dict[str, float] = {"line": self.number - len(lines) + 1, "chain": chain}
-            said = "check" if is_check else ending or class_of([*before, words], place)
-            event = self._add("words", at, figures if sure else figures | {"unsure": 1}, said, words)
-            event.place, event.before = place[:LONGEST_TEXT], recent
-            return event
+            return "check" if is_check else ending or class_of([*before, words], place), words
 
-        first = add()
+        def go_on(text: bytes) -> str:
+            """Read a further line of it. It ends with an empty line, or a line of SGLang's in a log without stamps."""
+            text = text.removeprefix(b" " * (self._traceback.indent if self._traceback is not None else 0))
+            is_over = not text.strip() or self.around != around or len(lines) >= _LINES_OF_MESSAGE
+            is_over = is_over or any(pattern.match(text) for pattern in (_WARNED, _ANY, _ACCESS))
+            if is_over or (kind == "out_of_memory" and _ASKED.match(text) is None):
+                self._go_on = None
+                return ""
+            lines.append(text)
+            word, words = said()
+            self._released.append(replace(event, word=word, text=words))
+            return kind or "exception"
+
+        figures: dict[str, float] = {"line": self.number, "chain": chain}
+        event = self._add("words", figures if sure else figures | {"unsure": 1}, *said())
+        event.place, event.before = place[:LONGEST_TEXT], tuple(map(_recent_words, self._recent))
         if of is not None or kind:
-            self._said = _Said(kind or "exception", self.around, lines, add, first)
+            self._go_on = go_on
 
-    def _read_more(self, text: bytes) -> str:
-        """Read a further line of what may explain an end. It ends with an empty line, or a line of SGLang's in a log without stamps."""
-        said = self._said
-        if said is None:
-            return ""
-        text = text.removeprefix(b" " * (self._traceback.indent if self._traceback is not None else 0))
-        is_over = not text.strip() or self.around != said.around or len(said.lines) >= _LINES_OF_MESSAGE
-        is_over = is_over or any(pattern.match(text) for pattern in (_WARNED, _ANY, _ACCESS))
-        if is_over or (said.kind == "out_of_memory" and _ASKED.match(text) is None):
-            self._said = None
-            return ""
-        said.lines.append(text)
-        more = said.add()
-        self._events.pop()
-        more.marked = said.first.marked
-        self._released.append(more)
-        return said.kind
-
-    def _read_access(self, text: bytes, at: Origin) -> str:
+    def _read_access(self, text: bytes) -> str:
         """Read an access line: a request that failed, or a pause. Health checks and scrapes are no requests."""
         access = _ACCESS.match(text)
         answer = None if access is None else _ANSWERED.match(text, access.end())
@@ -1511,62 +1445,64 @@ class Reader:
         self._exceptions_due += answer[1] == b"500"
         if access[1] == b"POST":
             if kind := {b"500": "server_error", b"503": "rejected"}.get(answer[1]):
-                self._add(kind, at)
+                self._add(kind)
             elif answer[1] == b"200" and (pause := _PAUSED.match(text, access.end())):
-                self._add("pause" if pause[1] == b"pause" else "resume", at)
+                self._add("pause" if pause[1] == b"pause" else "resume")
         return "access"
 
     def _in_traceback(self) -> _Traceback | None:
         found = self._traceback
         return found if found is not None and found.is_open and self.number <= found.until else None
 
-    def _read_traceback(self, text: bytes, time: float | None) -> str:
+    def _read_traceback(self, text: bytes) -> str:
         """Read a line without a stamp as part of a traceback; return its kind, empty where it belongs to none."""
-        traceback, at = self._in_traceback(), Origin(time, NO_RANK)
+        traceback = self._in_traceback()
         if not self._serving and _USAGE_ERROR.match(text):
-            self._add("end", at, word="launch_failed", text=_launch_failure(text))
-            self._explain(_without_values(text), at, ending="argument")
+            self._add("end", word="launch_failed", text=_launch_failure(text))
+            self._explain(_without_values(text), ending="argument")
             return "end"
         if text.startswith(TRACEBACK):
-            self._open_traceback(at)
+            self._open_traceback()
         elif (frame := _FRAME.match(text)) is not None:
-            traceback = traceback or self._open_traceback(at, headless=True)
+            traceback = traceback or self._open_traceback(headless=True)
             place = traceback.place
             traceback.read_frame(frame, self.number)
             if (
                 traceback.is_sure and traceback.place != place and not traceback.texts
             ):  # a log may end before its last line
-                self._explain(text.strip(), traceback.at, ending="cut", of=traceback)
-            self._said = None
+                self._at = traceback.at
+                self._explain(text.strip(), ending="cut", of=traceback)
+            self._go_on = None
         elif self._traceback is not None and not self._traceback.is_open and text.startswith(_CHAINED):
             self._traceback.goes_on = True
-            self._said = None
+            self._go_on = None
         elif traceback is None:
             if self._stamped or not _EXCEPTION.match(text) or not _OWN_WORDS.search(text):
                 return ""
-            self._explain(text, at)
+            self._explain(text)
             return "exception"
         elif text[traceback.indent : traceback.indent + 1] != b" " and text.strip():
             if not _EXCEPTION.match(text := text[traceback.indent :]):
                 return ""
-            self._close_traceback(traceback, text, time)
+            self._close_traceback(traceback, text)
             return "exception"
         return "traceback"
 
-    def _open_traceback(self, at: Origin, *, headless: bool = False) -> _Traceback:
+    def _open_traceback(self, *, headless: bool = False) -> _Traceback:
         """Open a traceback: one that goes on, or that of another process."""
         last, until = self._traceback, self.number + _OTHERS_BETWEEN
         if last is not None and last.goes_on and self.number <= last.until:
             self._traceback = replace(last, until=until, is_open=True, goes_on=False, place="", indent=0)
         else:
-            self._traceback = _Traceback(at, self.number, until, headless=headless)
-        self._said = None
+            self._traceback = _Traceback(self._at, self.number, until, headless=headless)
+        self._go_on = None
         return self._traceback
 
-    def _close_traceback(self, traceback: _Traceback, text: bytes, time: float | None) -> None:
+    def _close_traceback(self, traceback: _Traceback, text: bytes) -> None:
         """Read the exception at the end of a traceback."""
         traceback.is_open = False
-        at = traceback.at = Origin(time if traceback.at.time is None else traceback.at.time, traceback.at.rank)
+        time, rank = traceback.at
+        self._at = traceback.at = self._at[0] if time is None else time, rank
         found = _row_of(text)
         is_known = found is not None and (found[0].word == "launch_failed" or found[0].kind == "out_of_memory")
         row = found[0] if found is not None and is_known else None
@@ -1574,21 +1510,21 @@ class Reader:
         in_thread = "storage" in traceback.inside and not traceback.is_sure
         uncaught = bool(traceback.place) and not traceback.stamped and not in_thread
         if in_thread:
-            self._add("hicache", at, word="storage", text=_words(text))
+            self._add("hicache", word="storage", text=_words(text))
         elif row is not None and row.kind == "end":
-            self._add("end", at, word=row.word)
+            self._add("end", word=row.word)
         elif row is None and ("main" in traceback.inside or uncaught) and not self._serving and not by_somebody:
             started = traceback.headless and "start" not in traceback.inside
             word, why = ("scheduler_exception", "") if started else ("launch_failed", _launch_failure(text))
-            self._add("end", at, word=word, text=why)
+            self._add("end", word=word, text=why)
         elif row is None and "process" in traceback.inside and not traceback.announced and not by_somebody:
-            self._add("end", at, word="scheduler_exception")
+            self._add("end", word="scheduler_exception")
         if (traceback.is_sure or uncaught or row is not None) and not by_somebody:
-            self._explain(text, at, sure=traceback.is_sure, of=traceback)
+            self._explain(text, sure=traceback.is_sure, of=traceback)
             traceback.texts.append(_words(text))
         if row is not None and row.kind != "end" and not traceback.counted:
             word = row.word or traceback.phase_of(starting=self._starting, serving=self._serving)
-            self._add("out_of_memory", at, _held_elsewhere(text), word, _words(text))
+            self._add("out_of_memory", _held_elsewhere(text), word, _words(text))
             traceback.counted = True
 
 

@@ -217,7 +217,7 @@ def _log_moments(log: bytes, offset: float) -> list[TimedText]:
     untimed: list[bytes] = []
     for line in io.BytesIO(log):
         found = lines.stamp_of(line)
-        if found is not None and (time := found[0].time or 0.0) >= lines.FIRST_DATED:
+        if found is not None and (time := found[0] or 0.0) >= lines.FIRST_DATED:
             # Several processes write to one file, so times may be out of order; a replay never goes back.
             printed.append((max(time - offset, printed[-1][0] if printed else -inf), line))
         elif printed:

@@ -226,11 +226,11 @@ class Scrubber:
         if arguments or self.kind == "arguments":
             self._learn_secrets(line)
         found = lines.stamp_of(line)
-        if found is not None and (found[0].time or 0.0) >= lines.FIRST_DATED:
-            self.printed = found[0].time
+        if found is not None and (found[0] or 0.0) >= lines.FIRST_DATED:
+            self.printed = found[0]
         if self.kind == "arguments":
             return arguments
-        start = 0 if found is None else found[1]
+        start = 0 if found is None else found[2]
         head, message = (part.decode("utf-8", "replace") for part in (line[:start], line[start:]))
         kept = self._message(events, message.rstrip("\r\n"), unreadable)
         return arguments if kept is None else [*arguments, head + kept]
