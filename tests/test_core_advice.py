@@ -126,6 +126,19 @@ def test_a_raised_limit_stays_within_graphs_or_raises_them(
     assert typed("running_at_limit", seen(Load(usage=0.22), version="0.5.9", **{**args, **memory})) == flags
 
 
+def test_graphs_that_take_the_room_of_the_requests_they_are_for_are_not_advised() -> None:
+    args: dict[str, Any] = {
+        "max_running_requests": 64,
+        "cuda_graph_max_bs": 64,
+        "mem_fraction_static": 0.88,
+        "BEFORE": 80.0,
+        "GRAPHS": 2.0,
+    }
+    view = seen(Load(usage=0.6), version="0.5.9", LEFT=5.5, POOL_GB=5.0, POOL=70_000.0, **args)
+    (change,) = advised("running_at_limit", view)
+    assert (change.flag, change.words[:7]) == ("", "nothing")
+
+
 # Memory
 
 

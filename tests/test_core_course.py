@@ -169,10 +169,25 @@ def test_a_silence_after_which_little_runs_is_a_pause_of_the_clients_and_noted()
     assert any("Nothing was logged" in note for note in answer.notes)
 
 
-@pytest.mark.parametrize(("queue", "what"), [(15, "silent"), (0, "idle")])
-def test_a_pause_with_requests_waiting_is_silence_and_no_idle_time(queue: int, what: str) -> None:
-    lines = [prefill(0, 64, running=0, queue=queue), prefill(60, 64, running=0), decode(61, 1)]
-    assert [each.what for each in judged(lines).course] == ["serving", what, "serving"]
+@pytest.mark.parametrize(
+    ("tokens", "verdict_"), [(3_000, "no_limit_in_log"), (9_600, "scheduler_stuck"), (9_000, "no_limit_in_log")]
+)
+def test_on_the_decode_server_of_a_pair_who_joins_is_not_printed_so_a_hang_has_the_same_requests(
+    tokens: int, verdict_: str
+) -> None:
+    def line(at: float, held: int) -> str:
+        return decode(at, 1).replace("100000", str(held)).replace(", gen", ", #prealloc-req: 0, #transfer-req: 0, gen")
+
+    lines = [line(20 + 2 * step, 5_000 + 40 * step) for step in range(115)]
+    assert verdict([*lines, *(line(368 + 2 * step, tokens + 40 * step) for step in range(60))]) == verdict_
+
+
+def test_what_took_most_of_the_time_leaves_out_the_part_with_the_verdict() -> None:
+    calm, part = load(20, 90, running=6, usage=0.1), load(110, 75, running=8, queue=40, usage=0.1)
+    answer = judged([*start(limit=8), *calm, *part])
+    assert answer.verdict == "running_at_limit"
+    assert answer.mostly is not None
+    assert answer.mostly[1] == pytest.approx(102 / 162)
 
 
 LOADS = {

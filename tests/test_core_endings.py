@@ -126,6 +126,10 @@ def test_the_exception_that_ended_a_scheduler_explains_its_end(
             "EZ9999: [PID: 696742] 2025-10-31-21:35:03.992.057 The error from device(chipId:7), there is an exception of aivec error",
             "kernel",
         ),
+        (
+            "[PID: 428723] 2026-06-09-03:35:23.635.715 AclNN_Parameter_Error(EZ1001): The tensor cannot be larger than 8 dimensions.",
+            "kernel",
+        ),
         ("bash: line 1: 4711 Killed                  python -m sglang.launch_server", "killed"),
         (
             "/src/nvshmem/src/host/team/team.cu:f:63: NVSHMEM API called before NVSHMEM initialization has completed",

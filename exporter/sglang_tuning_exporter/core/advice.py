@@ -239,16 +239,17 @@ def _at_limit(view: View, _: frozenset[str]) -> list[Offer]:  # noqa: PLR0911 - 
         return [_say(words)]
     offered = ((running or 0.0) + (view.mean("queued") or 0.0)) * facts.shared_by
     ran = min(to, max(offered, now))  # no more than clients send
-    gain = f"token usage is {usage:.2f} at this limit, about {min(usage * ran / now, 1.0):.2f} with {ran:,.0f} at once"
+    more = f", about {min(usage * ran / now, 1.0):.2f} with {ran:,.0f} at once" if ran > now else ""
+    gain = f"token usage is {usage:.2f} at this limit{more}"
     shown: Value = now
     if not facts.limits and flag is None:
         gain += f"; the start is not in this log: the batch stays at {now:g}"
         shown = now if view.totals["limit_seen"] else None
-    return _within_graphs(view, _set(view, LIMIT, to, gain, now=shown, direction="raise"), to, now)
+    return _within_graphs(view, _set(view, LIMIT, to, gain, now=shown, direction="raise"), to, now, usage)
 
 
-def _within_graphs(view: View, raised: Change, to: float, now: float) -> list[Offer]:
-    """Keep the larger batch within the captured graphs, or raise those too."""
+def _within_graphs(view: View, raised: Change, to: float, now: float, usage: float) -> list[Offer]:
+    """Keep the larger batch within the captured graphs, or raise those too, where what they leave of the KV cache holds it."""
     facts, gain = view.facts, raised.gain
     largest, batch = facts.largest_captured, ceil(to / facts.shared_by)
     unset = not facts.is_before(0, 5, 14) and facts.number(facts.graph_arg) is None
@@ -261,7 +262,17 @@ def _within_graphs(view: View, raised: Change, to: float, now: float) -> list[Of
     size = _graph_size(view, batch)
     if size is None or size <= largest:
         return [replace(raised, gain=f"{gain}; batches beyond {largest:g} will run without CUDA graphs")]
-    return [raised, _larger_graphs(view, size, largest, f"covers batches up to {size:g}, {batch} will run")]
+    graphs = _larger_graphs(view, size, largest, f"covers batches up to {size:g}, {batch} will run")
+    if isinstance(graphs, tuple) and facts.pools_gb and facts.capacity_gb:
+        taken = ((facts.number(FRACTION) or 0.0) - float(str(graphs[-1].to))) * facts.capacity_gb / facts.pools_gb
+        if usage * to / now > view.profile.token_usage_target * (1.0 - taken):
+            share = f"{100 * taken:.0f} % of the KV cache"
+            return [
+                _say(
+                    f"nothing, or add a server: CUDA graphs for {batch} requests take {share}, and the rest does not hold so many"
+                )
+            ]
+    return [raised, graphs]
 
 
 def _more_states(view: View) -> list[Offer]:

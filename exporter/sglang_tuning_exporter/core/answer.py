@@ -346,7 +346,7 @@ def mostly(judged: Judgement) -> str:
         return ""
     name, share = judged.mostly
     headline = next((each.headline for each in judged.findings if each.diagnosis == name), "")
-    words = headline or _MOSTLY.get(name, name.replace("_", " "))
+    words = headline or (BY_ID[name].summary if name in BY_ID else _MOSTLY.get(name, name.replace("_", " ")))
     return f"Most of the serving time ({amount(share, 'share')}): {ended(words)}"
 
 

@@ -229,8 +229,8 @@ ENDINGS: Mapping[str, Ending] = {
     ),
     "kernel": Ending(
         "a kernel or a native library failed",
-        "search SGLang's issues for this line, the model and the GPU; run once with CUDA_LAUNCH_BLOCKING=1 (AMD: AMD_SERIALIZE_KERNEL=3) to see"
-        " which kernel it is, and look for errors of the GPU in the system's log (dmesg)",
+        "search SGLang's issues for this line, the model and the GPU; run once with CUDA_LAUNCH_BLOCKING=1 (AMD: AMD_SERIALIZE_KERNEL=3, Ascend:"
+        " ASCEND_LAUNCH_BLOCKING=1) to see which kernel it is, and look for errors of the GPU in the system's log (dmesg)",
         "Such a failure ends the process wherever it happens; the line may name a later call than the one that failed.",
         "dmesg shows a hardware error: then replace the GPU",
     ),

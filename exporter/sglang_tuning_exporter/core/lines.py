@@ -639,7 +639,7 @@ ROWS = (
         rb"(?: \(core dumped\))?(?=\s*$|  |\t| +(?:python|sglang|/))", "0.1.0", _ABORT),
     Row("end", rb":\d:[\w.]{1,40}[^\n]{0,200}abort(?:ing|ed) with error ", "0.1.0", _ABORT),
     Row("end", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\][^\n]{0,400}(?:terminated with exception|[Tt]aking the entire process down)", "0.3.0", _ABORT),
-    Row("words", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] |\[ERROR\] 20\d\d-|E[A-Z]?\d{4,5}: [A-Z\[]", "0.3.0"),
+    Row("words", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] |(?:\[PID: \d{1,9}\] \S{10,40} \w{1,40}\()?E[A-Z]?\d{4,5}\)?: [A-Z\[]", "0.3.0"),
     Row("words", rb"- (?:Import|OS)Error: (?=\S{1,100}\.so)", "0.5.4"),  # the attempts to load SGLang's kernels
     # What NCCL and NVSHMEM say of a connection before PyTorch or SGLang says that it failed; NCCL warns of settings too.
     Row("words", rb"\S{1,200}:\d{1,9}:\d{1,9} \[\d{1,4}\] (?:\S{1,60}:\d{1,6} )?NCCL WARN (?=[^\n]{0,400}(?i:fail|error|refused|no route|not found|timed? ?out|"

@@ -528,7 +528,7 @@ class Scheduler:
         figures = event.figures
         is_first = self.at is None or now != self.at
         if is_first:
-            self._proceed(now, figures.get("running"))
+            self._proceed(now, figures.get("running"), go_on=self._are_the_same(event))
             self._computing = None
         self.logged_at = now
         for name, figure in (("full", "usage"), ("swa", "swa_usage"), ("mamba", "mamba_usage")):
@@ -822,8 +822,22 @@ class Scheduler:
 
     # Time
 
-    def _proceed(self, now: float, runs: float | None) -> None:
-        """Begin a moment; `runs` is what its first line says runs now."""
+    def _are_the_same(self, event: Event) -> bool:
+        """Whether the requests of a batch line can be those of the line before: a prefill line shows who joins.
+
+        The decode server of a pair prints none: there as many must hold the tokens of before, and at most those of one line's steps more.
+        """
+        facts, figures, before = self._server.facts, event.figures, self.printed[1]
+        if event.kind == "prefill" or not (facts.role == "decode" or "prealloc" in figures):
+            return True
+        grown = figures.get("tokens", 0.0) - before.get("tokens", inf)
+        each = facts.steps_between_lines * max(figures.get("accept_length", 1.0), 1.0) + (
+            facts.size("page_size") or 1.0
+        )
+        return figures.get("running") == before.get("running") and 0 <= grown <= each * figures.get("running", 0.0)
+
+    def _proceed(self, now: float, runs: float | None, *, go_on: bool = True) -> None:
+        """Begin a moment; `runs` is what its first line says runs now, `go_on` whether they can be those that ran before."""
         self.advance(now)
         if self.at is not None and runs is not None:
             gap, ran = now - self.at, (self.running or 0.0) + self._joined
@@ -832,7 +846,7 @@ class Scheduler:
                 self._moments = 0
                 if moments < USUAL_MOMENTS or ran < 1 or self._server.stopping or self._server.broke_off > self.at:
                     pass  # a log that is silent again and again shows its rhythm, no hang
-                elif runs >= ran / 2:
+                elif go_on and runs >= ran / 2:
                     self._server.hung(Hang(self.at, gap, ran, runs), now)
                 elif ran >= MANY_RUNNING:
                     self._server.silences.append(Hang(self.at, gap, ran, runs))

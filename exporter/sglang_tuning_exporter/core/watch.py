@@ -937,11 +937,14 @@ class Course:
         for run in self.runs:
             for verdict, seconds in run.verdicts.items():
                 verdicts[verdict] = verdicts.get(verdict, 0.0) + seconds
-        mostly = max(verdicts, key=verdicts.__getitem__) if sum(verdicts.values()) else None
+        total, own = sum(verdicts.values()), judgement.own
+        mostly = max(verdicts, key=verdicts.__getitem__) if total else None
+        if mostly is not None and own is not None and judgement.verdict not in verdicts:
+            verdicts[mostly] -= min(own.seconds, verdicts[mostly])  # a part of it, in which something else held
         return answer.beside(
             judgement, server, totals, profile=self._profile.name, begin=server.begin, end=server.now if server.begin is not None else None,
             serving_seconds=served, idle_seconds=View(totals, server.facts, server.profile, end).idle,
-            mostly=None if mostly is None else (mostly, verdicts[mostly] / sum(verdicts.values())),
+            mostly=None if mostly is None else (mostly, verdicts[mostly] / total),
             alerts=tuple(sorted(self._alerts, key=lambda alert: alert.at)), course=self._stretches(),
             starts=tuple(self._start(number, run) for number, run in enumerate(self.runs) if run.is_start or run.served or len(self.runs) == 1),
             counts={name: totals[count] for name, count in answer.COUNTED.items()},
@@ -996,6 +999,10 @@ class Course:
         sentence = base.sentence if verdict == base.verdict else judge.SENTENCES[verdict]
         if verdict == judge.NOT_ENOUGH:
             sentence = judge.said_at_once(verdict, found) or judge.short_load(view)
+        if verdict == judge.STARTING:
+            sentence = (
+                "The log ends before the server is ready: it does not say whether it still starts, or why it ended."
+            )
         return Judgement(verdict, sentence, "none", found, base.checks, self._notes(base))
 
     def _counts(self, held: Held, served: float) -> bool:
@@ -1069,9 +1076,10 @@ class Course:
             view.sum("queued"),
         )
         if reserve is not None and profile.reserve_good_gb < reserve <= profile.reserve_upper_gb:
+            upper = profile.reserve_upper_gb
+            known = f", and not too much (more than {upper:g} GB)" if upper < inf else ""
             notes.append(
-                f"{reserve:.4g} GB of GPU memory were left after the start: neither in the guide's good range (5 to {profile.reserve_good_gb:g} GB) nor too"
-                f" much (more than {profile.reserve_upper_gb:g} GB)."
+                f"{reserve:.4g} GB of GPU memory were left after the start: above the guide's good range (5 to {profile.reserve_good_gb:g} GB){known}."
             )
         if view.facts.is_on("disable_radix_cache") and view.has_enough_load and view.facts.role != "decode":
             notes.append(
