@@ -282,10 +282,10 @@ def test_two_alerts_of_one_server_are_one_message_and_two_servers_are_two(manage
 EXPORTER_DOWN = "SGLangTuningExporterDown"
 PAIRS = [
     (cause, name)
-    for each in INHIBITIONS
-    if "server" in each.of or each.of == "target"
-    for cause in each.sources
-    for name in each.targets
+    for of in ("target", "server")
+    for causes, held in INHIBITIONS[of]
+    for cause in causes
+    for name in held
 ]
 
 

@@ -46,7 +46,7 @@ def test_every_diagnosis_has_advice_even_where_nothing_is_known_of_the_server(ro
     for change in advised(row, nothing):
         assert change.words or change.to is not None
         assert change.why
-        assert change.will_not_help_if
+        assert change.not_if
 
 
 # Retractions

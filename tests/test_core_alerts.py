@@ -56,8 +56,7 @@ def judgement(name: str, *changes: Change) -> Judgement:
 
 def limit(to: float, now: float = 8.0) -> Change:
     return Change(
-        "max_running_requests", "--max-running-requests", now, to, "", why="It is the limit.", cost="Slower tokens.",
-        will_not_help_if="the cache is full",
+        "max_running_requests", "raise", "", "It is the limit.", "the cache is full", "Slower tokens.", "--max-running-requests", now, to,
     )  # fmt: skip
 
 

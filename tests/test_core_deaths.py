@@ -166,4 +166,4 @@ def test_what_had_no_room_decides_which_flag_is_lowered_though_its_value_is_not_
     watch = after(decode(60), stamp(73) + DEATHS["an exception"], FRAME.format(where), *lines.split("\n"))
     change = watch.judge(BEGIN + 80).findings[0].changes[0]
     assert (change.flag, change.direction) == (flag, "lower")
-    assert said in change.why + change.will_not_help_if
+    assert said in change.why + change.not_if

@@ -66,7 +66,7 @@ class Tree(HTMLParser):
 
 
 def whole() -> Judgement:
-    people = Change("", "", None, None, "send fewer requests at once")
+    people = Change("", "", "send fewer requests at once")
     chance = finding(
         "memory_reserve_too_large", "info", is_limit=False, headline="Memory is unused.", changes=(people,)
     )

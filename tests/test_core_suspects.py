@@ -29,7 +29,7 @@ def by_row(view: View) -> dict[str, list[tuple[str, object]]]:
 
 
 def suspected(view: View) -> dict[str, object]:
-    return {each.suspect.arg: each.to for each in proven(view)}
+    return {change.arg: change.to for change in proven(view)}
 
 
 # Proven: the first advice of what they cause
@@ -70,13 +70,13 @@ def test_without_a_trouble_that_it_causes_no_flag_is_named(load: Load, args: dic
 
 def test_each_suspect_is_a_flag_of_some_release_and_says_why_and_when_it_will_not_help() -> None:
     for suspect in SUSPECTS:
-        assert any(flag_of(suspect.arg, release) for release in releases()), suspect.arg
-        assert suspect.why.endswith(".")
-        assert suspect.not_if
+        assert any(flag_of(suspect.change.arg, release) for release in releases()), suspect.change.arg
+        assert suspect.change.why.endswith(".")
+        assert suspect.change.not_if
 
 
 def test_no_default_of_any_release_is_a_suspect() -> None:
     for suspect in SUSPECTS:
         for release in releases():
-            flag = flag_of(suspect.arg, release)
-            assert flag is None or not suspect.is_suspicious(flag.default), (suspect.arg, release)
+            flag = flag_of(suspect.change.arg, release)
+            assert flag is None or not suspect.is_suspicious(flag.default), (suspect.change.arg, release)

@@ -34,7 +34,7 @@ WITH_A_FLAG = """
         summary="Fewer requests wait than keep the batches full.",
         seen="{value} of the serving time with the queue below its range",
         guide="not in the guide",
-        remedy=Remedy("scheduler_recv_interval", "raise", "10", "The scheduler looks for requests at each step.", "few requests come", ""),
+        remedy=Change("scheduler_recv_interval", "raise", "10", "The scheduler looks for requests at each step.", "few requests come", ""),
     ),
 )
 
@@ -141,7 +141,7 @@ def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value_rule_runbook_and
     tree.replace(
         PACKAGE + "core/advice.py",
         value,
-        f'{value}    "batch_queue_short": _always("scheduler_recv_interval", 10.0),\n',
+        f'{value}    "batch_queue_short": lambda view, _: [_set(view, "scheduler_recv_interval", 10.0)],\n',
     )
     arguments = '"served_model_name", "speculative_algorithm"'
     tree.replace(PACKAGE + "sglang/flags.py", arguments, f'"scheduler_recv_interval", {arguments}')

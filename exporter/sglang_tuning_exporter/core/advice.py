@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from math import ceil, floor, inf, log2
 from typing import TypeAlias
 
@@ -47,7 +48,6 @@ UNCAPTURED_BACKENDS = ("torch_native", "flex_attention")
 
 Offer: TypeAlias = "Change | tuple[Change, ...]"
 Advise: TypeAlias = Callable[[View, frozenset[str]], Iterable[Offer]]
-Reasons: TypeAlias = tuple[str, str, str]  # why, when it does not help, what it costs
 CONSERVATIVENESS, LIMIT, FRACTION, CHUNK = (
     "schedule_conservativeness", "max_running_requests", "mem_fraction_static", "chunked_prefill_size",
 )  # fmt: skip
@@ -55,9 +55,15 @@ _PRESENT = "the present value"
 
 
 def _set(
-    view: View, arg: str, to: Value = None, gain: str = "", words: str = "", *,
-    now: Value = _PRESENT, direction: str = "", reasons: Reasons = ("", "", ""),
-) -> Change:  # fmt: skip
+    view: View,
+    arg: str,
+    to: Value = None,
+    gain: str = "",
+    words: str = "",
+    *,
+    now: Value = _PRESENT,
+    direction: str = "",
+) -> Change:
     """Return a change of a flag; without a value `words` say what to try. `now` and `direction` only where the arguments do not show them."""
     now = _now(view, arg, to) if now is _PRESENT else now
     if isinstance(to, bool):
@@ -65,14 +71,17 @@ def _set(
     elif isinstance(now, (int, float)) and isinstance(to, (int, float)) and not isinstance(now, bool):
         before = inf if arg == CHUNK and now < 0 else now  # without chunks a prompt is computed whole
         direction = direction or ("raise" if to > before else "lower")
-    why, not_if, cost = reasons
     removes = to is False and now is True
-    return Change(arg, view.facts.flag(arg), now, setting(to), words, direction, why, cost, gain, not_if, removes)
+    return Change(arg, direction, words, flag=view.facts.flag(arg), now=now, to=setting(to), gain=gain, removes=removes)
 
 
-def _say(words: str, why: str = "", not_if: str = "", cost: str = "") -> Change:
-    """Return advice to people; the row's own reasons where none are given."""
-    return Change("", "", None, None, words, "", why, cost, "", not_if)
+# Advice to people; with the row's own reasons where none are given.
+_say = partial(Change, "", "")
+
+
+def _in_words(change: Change, words: str) -> Change:
+    """Return advice to people with the reasons of a change."""
+    return replace(change, arg="", direction="", words=words)
 
 
 def _now(view: View, arg: str, to: Value) -> Value:
@@ -132,9 +141,8 @@ def _retracting(view: View, _: frozenset[str]) -> list[Offer]:
     if share >= FULL_LENGTH:
         gain = f"answers use about {100 * min(share, 1.0):.0f} % of their max_new_tokens: a higher conservativeness alone retracts on"
         return [*(replace(each, gain=gain) for each in larger or _fit(view)), raised]
-    return [raised, *(  # in words: one flag is changed at a time
-        _say(f"or enlarge the KV cache: raise --max-total-tokens, now {each.now:g}, to {each.to:g}, or remove it", *_CAPPED) for each in larger
-    )]  # fmt: skip
+    words = "or enlarge the KV cache: raise --max-total-tokens, now {now:g}, to {to:g}, or remove it"  # one flag is changed at a time
+    return [raised, *(_in_words(_CAPPED, words.format(now=each.now, to=each.to)) for each in larger)]
 
 
 def _fit(view: View) -> list[Change]:
@@ -401,7 +409,7 @@ def _under_load(first: Callable[[View], list[Change]]) -> Advise:
     def made(view: View, holding: frozenset[str]) -> Iterator[Offer]:
         if _POOL_IS_FULL.search(_error(view)):
             changes = first(view) or _fewer_decoding(view)
-            yield from (replace(each, why=_FULL_POOL, will_not_help_if=_LEAKS) for each in changes)
+            yield from (replace(each, why=_FULL_POOL, not_if=_LEAKS) for each in changes)
             return
         yield from _memory(lambda view: first(view) or _out_of_memory(view))(view, holding)
         if kind := _eight_bits(view):
@@ -435,9 +443,12 @@ def _out_of_memory(view: View) -> list[Change]:
             "" if named or least >= 1.0 else f"the weights alone take {weights:.4g} of {free:.4g} GB, {least:.3f} of it"
         )
         to = ceil(100 * least + 0.01) / 100 if least < MOST_FRACTION else None
-        return [_set(view, FRACTION, to, beside, "raise it: SGLang's own error asks for it", direction="" if to and now else "raise", reasons=(
-            f"SGLang ended with: {shortened(text, 300)}", "the weights leave nothing of the GPU: then more GPUs", "",
-        ))]  # fmt: skip
+        words, way = "raise it: SGLang's own error asks for it", "" if to and now else "raise"
+        why, not_if = (
+            f"SGLang ended with: {shortened(text, 300)}",
+            "the weights leave nothing of the GPU: then more GPUs",
+        )
+        return [replace(_set(view, FRACTION, to, beside, words, direction=way), why=why, not_if=not_if)]
     if view.totals["out_of_memory.startup"] and free and weights is None:
         return [_say(
             "use more GPUs (--tp-size), or smaller weights (--quantization fp8, a quantized model)",
@@ -452,7 +463,7 @@ def _out_of_memory(view: View) -> list[Change]:
         "requests ask for logprobs of many tokens: then those take it",
     )
     fewer = _fewer_decoding(view) if is_sampling else []
-    return [*(replace(each, why=why, will_not_help_if=not_if, cost="More requests wait.") for each in fewer), *less]
+    return [*(replace(each, why=why, not_if=not_if, cost="More requests wait.") for each in fewer), *less]
 
 
 def _no_kv_cache(view: View, _: frozenset[str]) -> list[Change]:
@@ -470,10 +481,12 @@ def _no_kv_cache(view: View, _: frozenset[str]) -> list[Change]:
         f"the weights alone take {weights / total:.3f} of the memory; at {most:g} about {room:.1f} GB are left for the KV cache, and"
         f" {(1.0 - most) * total:.1f} GB for everything else"
     )
-    return [_set(view, FRACTION, most, gain, direction="raise", reasons=(
-        "Weights and KV cache share this part of the GPU's memory, and the weights take all of it.",
-        "the activations of long prompts need what is left beside it: then use more GPUs or smaller weights", "Less GPU memory stays free for peaks.",
-    )), _say("")]  # fmt: skip
+    return [replace(
+        _set(view, FRACTION, most, gain, direction="raise"),
+        why="Weights and KV cache share this part of the GPU's memory, and the weights take all of it.",
+        not_if="the activations of long prompts need what is left beside it: then use more GPUs or smaller weights",
+        cost="Less GPU memory stays free for peaks.",
+    ), _say("")]  # fmt: skip
 
 
 def _graph_memory(view: View) -> list[Change]:
@@ -510,9 +523,8 @@ def _reserve(view: View, holding: frozenset[str], *, too_large: bool) -> list[Ch
     capped = _larger_pool(view) if too_large else []
     if capped:  # a larger fraction changes nothing while the flag holds
         gain = f"{capped[0].gain}; without the flag SGLang takes what --mem-fraction-static allows"
-        why, _, cost = _CAPPED
         not_if = rows.BY_ID["memory_reserve_too_large"].remedy.not_if
-        return [replace(capped[0], gain=gain, why=why, will_not_help_if=not_if, cost=cost)]
+        return [replace(capped[0], gain=gain, why=_CAPPED.why, not_if=not_if, cost=_CAPPED.cost)]
     now = facts.number(FRACTION)
     if left is None or now is None:
         return [_set(view, FRACTION)]
@@ -769,10 +781,6 @@ def _fewer(view: View, _: frozenset[str]) -> list[Change]:
 # Other flags
 
 
-def _always(arg: str, to: Value) -> Advise:
-    return lambda view, _: [_set(view, arg, to)]
-
-
 def _by_prefix(view: View, _: frozenset[str]) -> list[Change]:
     queued = view.mean("queued")
     is_long = queued is not None and queued > MOST_SORTED and view.profile.queue_lower is None
@@ -821,9 +829,9 @@ def _hicache(view: View, _: frozenset[str]) -> list[Change]:
         )]  # fmt: skip
     if kind == "host":
         words = "give the cache more host memory: raise --hicache-ratio or --hicache-size, or use --hicache-write-policy write_through"
-        known = ratio and not facts.size("hicache_size")
-        reasons = _REASONS["hicache_ratio", "raise"]
-        return [_set(view, "hicache_ratio", 2 * ratio) if known and ratio else _say(words, *reasons)]
+        if ratio and not facts.size("hicache_size"):
+            return [_set(view, "hicache_ratio", 2 * ratio)]
+        return [_in_words(_OTHERS["hicache_ratio", "raise"], words)]
     backend = facts.word("hicache_storage_backend")
     return [_say(
         f"look at the storage behind the cache{f' ({backend})' if backend else ''}: its service, its space and its own log",
@@ -864,15 +872,17 @@ def _refusals(view: View, _: frozenset[str]) -> list[Change]:
 
 
 def _settings(view: View, _: frozenset[str]) -> list[Change]:
-    return [
-        _set(
-            view, each.arg, bool(each.value) if each.is_switch else each.value,
-            "with --hicache-ratio 2: a cache of twice the size in host memory" if each.arg == "enable_hierarchical_cache" else "",
-            now=view.facts.typed(each.arg) if each.arg == LIMIT else _PRESENT,
-            reasons=(f"The guide sets it for this workload: it {each.why}.", "the workload is another one", ""),
+    changes = []
+    for each in rows.differing(view):
+        to, now = (
+            bool(each.value) if each.is_switch else each.value,
+            view.facts.typed(LIMIT) if each.arg == LIMIT else _PRESENT,
         )
-        for each in rows.differing(view)
-    ]  # fmt: skip
+        is_cache = each.arg == "enable_hierarchical_cache"
+        gain = "with --hicache-ratio 2: a cache of twice the size in host memory" if is_cache else ""
+        why = f"The guide sets it for this workload: it {each.why}."
+        changes.append(replace(_set(view, each.arg, to, gain, now=now), why=why, not_if="the workload is another one"))
+    return changes
 
 
 # SGLang's own words
@@ -942,9 +952,9 @@ def _named(view: View, words: str) -> list[Change]:
         is_switch = flag_known is not None and flag_known.kind in {"switch", "either"}  # nothing about it can be lower
         guessed = "set" if is_switch else "lower" if _LESS.search(words) else "raise" if _MORE.search(words) else "set"
         way = _WAYS.get(ways.get(flag, ""), guessed)
-        reasons = (f"SGLang ended with: {shortened(words, 300)}", "another error came before this one", "")
-        named = f"{way} it: SGLang's own error names it"
-        changes.append(_set(view, _arg_of(flag), words=named, direction=way, reasons=reasons))
+        change = _set(view, _arg_of(flag), words=f"{way} it: SGLang's own error names it", direction=way)
+        why, not_if = f"SGLang ended with: {shortened(words, 300)}", "another error came before this one"
+        changes.append(replace(change, why=why, not_if=not_if))
     return changes
 
 
@@ -959,8 +969,8 @@ def by_sglang(view: View, said: Advice) -> list[Change]:
     )
     if flag is not None:
         way = _WAYS[ways[flag]]
-        words = f"{way} it: SGLang itself recommends it"
-        return [_set(view, _arg_of(flag), words=words, direction=way, reasons=(why, not_if, ""))]
+        change = _set(view, _arg_of(flag), words=f"{way} it: SGLang itself recommends it", direction=way)
+        return [replace(change, why=why, not_if=not_if)]
     variables = ", ".join(each for each in ways if not each.startswith("--"))
     return [_say(f"set {variables} as SGLang's own line says", why, not_if)] if variables else []
 
@@ -1001,80 +1011,70 @@ ADVICE: Mapping[str, Advise] = {
     "running_far_below_limit": _pool_full,
     "client_too_slow": _more,
     "shared_prefixes_unused": _by_prefix,
-    "prefix_policy_wasted": _always("schedule_policy", "fcfs"),
     "prompts_beyond_kv_cache": _longest_prompts,
     "prompts_beyond_context": _longest_requests,
     "requests_refused": _refusals,
     "profile_settings": _settings,
-    "torch_compile_candidate": _always("enable_torch_compile", to=True),
-    "quantization_candidate": _always("quantization", "fp8"),
     "expert_parallel_candidate": _experts,
     "dp_attention_candidate": _dp_attention,
 }
 
 
-def _of(row: str) -> Reasons:
-    remedy = rows.BY_ID[row].remedy
-    return remedy.why, remedy.not_if, remedy.cost
-
-
-# The reasons of changes of a flag that is not the row's own, by flag and direction.
-_CAPPED: Reasons = (
+# The reasons of a change of a flag that is not the row's own.
+_CAPPED = Change(
+    "max_total_tokens", "raise", "",
     "--max-total-tokens keeps the KV cache smaller than GPU memory allows, and a small KV cache fills up with few requests.",
     "no more fits into GPU memory: then SGLang uses what fits", "Less GPU memory stays free for peaks.",
 )  # fmt: skip
-_RANKS: Reasons = (
+_RANKS = Change(
+    "dp_size", "raise", "",
     "DP attention needs its number of ranks. With as many ranks as GPUs each KV cache entry is stored once.",
     "few requests run at once: then latency gets worse",
     "SGLang then multiplies --schedule-conservativeness by 0.3 and divides --chunked-prefill-size by the number of ranks: set both again.",
 )  # fmt: skip
-_MICRO: Reasons = (
+_MICRO = Change(
+    "pp_max_micro_batch_size", "raise", "",
     "This flag limits each micro batch of the pipeline below its share of --max-running-requests.", "the batches of the pipeline are not full",
     "Inter-token latency rises as more requests run together.",
 )  # fmt: skip
-_PREFILL_GRAPHS: Reasons = (
+_PREFILL_GRAPHS = Change(
+    "cuda_graph_max_bs_prefill", "lower", "",
     "It ran out while graphs of prefill were captured; the largest of them takes most of it.",
     "it still does not fit: then --cuda-graph-backend-prefill=disabled, as SGLang's own error says", "Larger prefill batches run without a CUDA graph.",
 )  # fmt: skip
-_REASONS: Mapping[tuple[str, str], Reasons] = {
-    ("max_total_tokens", "raise"): _CAPPED,
-    (LIMIT, "raise"): _of("running_at_limit"),
-    (LIMIT, "lower"): (
-        "Fewer requests at once need less of the KV cache and less GPU memory.",
+_OTHERS: Mapping[tuple[str, str], Change] = {(each.arg, each.direction): each for each in (
+    *(rows.BY_ID[row].remedy for row in (
+        "running_at_limit", "memory_reserve_too_large", "out_of_memory_any", "prefill_bound", "out_of_memory_prefill", "cuda_graph_not_covering",
+        "cuda_graph_off",
+    )),
+    replace(rows.BY_ID["cuda_graph_off"].remedy, arg="disable_decode_cuda_graph"),
+    *(replace(rows.BY_ID["hybrid_pool_full"].remedy, arg=arg) for arg in ("mamba_full_memory_ratio", "max_mamba_cache_size")),
+    replace(rows.BY_ID["expert_parallel_candidate"].remedy, arg="enable_ep_moe", direction="add"),
+    _CAPPED, _RANKS, replace(_RANKS, arg="attn_dp_size"), _MICRO, replace(_MICRO, arg="max_micro_batch_size"),
+    _PREFILL_GRAPHS, replace(_PREFILL_GRAPHS, arg="piecewise_cuda_graph_max_tokens"),
+    Change(
+        LIMIT, "lower", "", "Fewer requests at once need less of the KV cache and less GPU memory.",
         "a single request is too long for the KV cache: then lower --context-length", "Fewer requests run at once, and the queue may grow.",
     ),
-    (FRACTION, "raise"): _of("memory_reserve_too_large"),
-    (FRACTION, "lower"): _of("out_of_memory_any"),
-    (CHUNK, "raise"): _of("prefill_bound"),
-    (CHUNK, "lower"): _of("out_of_memory_prefill"),
-    ("cuda_graph_max_bs", "raise"): _of("cuda_graph_not_covering"),
-    ("cuda_graph_max_bs", "lower"): (
-        "SGLang captures CUDA graphs for batch sizes that never run, and each size takes GPU memory.", "larger batches run at other times",
-        "Larger batches run without a CUDA graph.",
+    Change(
+        "cuda_graph_max_bs", "lower", "", "SGLang captures CUDA graphs for batch sizes that never run, and each size takes GPU memory.",
+        "larger batches run at other times", "Larger batches run without a CUDA graph.",
     ),
-    ("cuda_graph_max_bs_prefill", "lower"): _PREFILL_GRAPHS,
-    ("piecewise_cuda_graph_max_tokens", "lower"): _PREFILL_GRAPHS,
-    ("disable_cuda_graph", "drop"): _of("cuda_graph_off"),
-    ("disable_decode_cuda_graph", "drop"): _of("cuda_graph_off"),
-    ("disable_cuda_graph_padding", "drop"): (
+    Change(
+        "disable_cuda_graph_padding", "drop", "",
         "Only batches of exactly a captured size use a CUDA graph; with padding every smaller batch does.",
-        "the batch has a captured size all the time", "",
+        "the batch has a captured size all the time",
     ),
-    ("attention_backend", "set"): (
-        "This attention backend cannot be captured in a CUDA graph.", "LoRA, speculative decoding or expert communication cannot be captured",
+    Change(
+        "attention_backend", "set", "", "This attention backend cannot be captured in a CUDA graph.",
+        "LoRA, speculative decoding or expert communication cannot be captured",
         "Another backend may be faster or slower at long prompts: measure both.",
     ),
-    ("mamba_full_memory_ratio", "raise"): _of("hybrid_pool_full"),
-    ("max_mamba_cache_size", "raise"): _of("hybrid_pool_full"),
-    ("pp_max_micro_batch_size", "raise"): _MICRO,
-    ("max_micro_batch_size", "raise"): _MICRO,
-    ("hicache_ratio", "raise"): (
-        "The host's memory for the cache is full, so what leaves the GPU is dropped instead of kept.", "the host has no more memory", "Host memory.",
+    Change(
+        "hicache_ratio", "raise", "", "The host's memory for the cache is full, so what leaves the GPU is dropped instead of kept.",
+        "the host has no more memory", "Host memory.",
     ),
-    ("enable_ep_moe", "add"): _of("expert_parallel_candidate"),
-    ("dp_size", "raise"): _RANKS,
-    ("attn_dp_size", "raise"): _RANKS,
-}  # fmt: skip
+)}  # fmt: skip
 
 
 # Words
@@ -1082,23 +1082,29 @@ _REASONS: Mapping[tuple[str, str], Reasons] = {
 
 def advise(row: rows.Row, view: View, holding: frozenset[str]) -> list[Change]:
     """Return the changes of a row, best first: of flags that figures show to cause it, then its own; without a function the row's words."""
-    found = rows.beside(view) if row.id == "flags_away_from_defaults" else rows.proven(view)
-    known = [each for each in found if row.id in each.rows or row.id == "flags_away_from_defaults"]
-    first = [reasoned(row, view, _without(view, each)) for each in known]
-    if row.id == "flags_away_from_defaults" or any(change.arg in rows.INSTEAD for change in first):
+    is_about_them = row.id == "flags_away_from_defaults"
+    found = rows.beside(view) if is_about_them else rows.proven(view)
+    known = [change for change, causes in found.items() if row.id in causes or is_about_them]
+    first = [
+        reasoned(
+            row,
+            view,
+            replace(_set(view, each.arg, each.to, each.gain), why=each.why, not_if=each.not_if, cost=each.cost),
+        )
+        for each in known
+    ]
+    if is_about_them or any(change.arg in rows.INSTEAD for change in first):
         return first  # while such a flag is set, nothing else helps
     made = ADVICE.get(row.id)
-    offers = [_set(view, row.remedy.arg) if row.remedy.arg else _say("")] if made is None else [*made(view, holding)]
+    offers = (
+        [_set(view, row.remedy.arg, row.remedy.to) if row.remedy.arg else _say("")]
+        if made is None
+        else [*made(view, holding)]
+    )
     if not offers and not row.needs_advice:
         offers = [_say("no change of a flag is known that helps here" if row.remedy.arg else "")]
     accepted = (each if isinstance(each, tuple) else (each,) for each in offers if _can(view, each))
     return [*first, *(reasoned(row, view, change) for group in accepted for change in group)]
-
-
-def _without(view: View, found: rows.Proven) -> Change:
-    """Return the change that takes a proven suspect away."""
-    suspect = found.suspect
-    return _set(view, suspect.arg, found.to, found.gain, reasons=(suspect.why, suspect.not_if, suspect.cost))
 
 
 def reasoned(row: rows.Row, view: View, change: Change) -> Change:
@@ -1106,15 +1112,13 @@ def reasoned(row: rows.Row, view: View, change: Change) -> Change:
     own, figures = row.remedy, figures_of(view)
     name = change.arg.removesuffix("_decode") if change.arg == view.facts.graph_arg else change.arg
     is_own = not name or (name == own.arg and change.direction in {"", own.direction})
-    why, not_if, cost = (change.why, change.will_not_help_if, change.cost) if change.why else (
-        _of(row.id) if is_own else _REASONS.get((name, change.direction), _of(row.id))
-    )  # fmt: skip
+    said = change if change.why else own if is_own else _OTHERS.get((name, change.direction), own)
     gain = change.gain + (_spellings(view, change) if change.arg else "")
     words = change.words or (own.words if change.to is None else "")
     direction = change.direction or ("" if change.why and not change.arg else own.direction)
     return replace(
-        change, words=fill(words, figures), direction=direction, why=fill(why, figures), cost=fill(cost, figures),
-        gain=fill(gain, figures), will_not_help_if=fill(not_if, figures),
+        change, words=fill(words, figures), direction=direction, why=fill(said.why, figures), not_if=fill(said.not_if, figures),
+        cost=fill(said.cost, figures), gain=fill(gain, figures),
     )  # fmt: skip
 
 

@@ -254,7 +254,7 @@ def _sentence(judgement: Judgement, view: View) -> str:
 def words_of(change: Change) -> tuple[str, ...]:
     """Return a change as `ADVICE` has it."""
     suggested = typed_value(change.target) or change.words
-    last = map(_whole, (suggested, change.why, change.will_not_help_if, change.cost))
+    last = map(_whole, (suggested, change.why, change.not_if, change.cost))
     return change.flag, typed_value(change.now), *last
 
 

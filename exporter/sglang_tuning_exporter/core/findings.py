@@ -103,22 +103,23 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change to make. Values are as typed: numbers, words, True and False for switches; None is not known or not set.
+    """One change to make; of a row of the table: what it is about, before a server is seen.
 
-    `arg` and `flag` are empty for advice to people, which stands in `words`; where no value can be computed `to` is None and `words`
-    say what to try. `removes`: the flag is taken from the command line.
+    Values are as typed: numbers, words, True and False for switches; None is not known or not set. `arg` and `flag` are empty for advice to
+    people, which stands in `words`; where no value can be computed `to` is None and `words` say what to try. `removes`: the flag is taken
+    from the command line.
     """
 
     arg: str
-    flag: str
-    now: Value
-    to: Value
+    direction: str  # raise, lower, set, add, drop, try
     words: str
-    direction: str = ""  # raise, lower, set, add, drop, try
     why: str = ""
+    not_if: str = ""  # it will not help
     cost: str = ""
+    flag: str = ""
+    now: Value = None
+    to: Value = None
     gain: str = ""
-    will_not_help_if: str = ""
     removes: bool = False
 
     @property
@@ -165,7 +166,7 @@ class Change:
             "": capitalised(ended(self.gain)),
             "Why:": capitalised(ended(self.why)),
             "It costs:": capitalised(ended(self.cost)),
-            "It will not help if": ended(self.will_not_help_if),
+            "It will not help if": ended(self.not_if),
         }
         return {label: text for label, text in found.items() if text}
 

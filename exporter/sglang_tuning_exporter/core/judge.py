@@ -172,7 +172,7 @@ def is_limit(name: str, measured: Measured) -> bool:
         case "shared_prefixes_unused":  # prefixes are computed again and again because the cache loses them
             return waits and not mostly("queue", "in_range") and mostly("admission", "pool_full")
         case "running_far_below_limit":
-            named = any(name in each.rows for each in proven(view))
+            named = any(name in causes for causes in proven(view).values())
             elsewhere = view.totals["elsewhere"] > often * view.known["queue"]  # of the other side of a pair
             unknown = view.known["queue"] == 0  # how long they wait is not in a log of decode lines alone
             if view.profile.queue_lower is None:
@@ -320,9 +320,7 @@ class _Advised:
             if self._is_right(row, change):
                 kept.setdefault(change.arg or f"words {len(kept)}", change)
         if offered and not kept and not row.needs_advice:
-            kept[""] = Change(
-                "", "", None, None, "change nothing for it yet: what another finding asks for comes first"
-            )
+            kept[""] = Change("", "", "change nothing for it yet: what another finding asks for comes first")
         if not row.chance:
             self.values.update(
                 {arg: each.to for arg, each in kept.items() if each.arg and (each.to is not None or each.removes)}

@@ -227,7 +227,7 @@ def _advice(change: Change) -> Document:
         "flag": change.flag or None, "current": _setting(change.now),
         "suggested": change.words if change.target is None else _setting(change.target), "suggestion": change.words or None,
         "direction": change.direction or None, "action": change.verb or None, "typed": change.typed or None,
-        "why": change.why, "will_not_help_if": change.will_not_help_if, "gain": change.gain or None, "cost": change.cost or None,
+        "why": change.why, "will_not_help_if": change.not_if, "gain": change.gain or None, "cost": change.cost or None,
     }  # fmt: skip
 
 

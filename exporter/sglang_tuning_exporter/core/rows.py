@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.config.values import UsageError, suggestion
-from sglang_tuning_exporter.core.findings import Severity, Unit, Value
+from sglang_tuning_exporter.core.findings import Change, Severity, Unit, Value
 from sglang_tuning_exporter.core.view import BURN_RATES, MOSTLY_PREFILL, SHARING, SHORTEST_TIMEOUT, View, counted
 from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.metrics import Histogram
@@ -53,18 +53,6 @@ class When:
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
-    """The change that the row is about. Without `arg` it is advice to people; `words` stand where no value can be computed."""
-
-    arg: str
-    direction: str
-    words: str
-    why: str
-    not_if: str
-    cost: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """One diagnosis.
 
@@ -73,14 +61,15 @@ class Row:
     and `{times}`; without a time it is said of an alert only. unless: rows that explain the same evidence better. causes: rows that
     this one can follow from; with `borrows` it takes their advice. needs_advice: without a change that is left it is no finding.
     protects: what no other finding's change may take while this one holds: `memory`, `requests`. after, until: seconds of the alert
-    clock. chance: an opportunity, never the verdict.
+    clock. chance: an opportunity, never the verdict. remedy: without an argument it is advice to people; its words stand where no value can
+    be computed.
     """
 
     id: str
     when: When
     summary: str
     guide: str
-    remedy: Remedy
+    remedy: Change
     seen: str = ""
     severity: Severity = "info"
     alert: str = ""
@@ -128,7 +117,7 @@ _LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
 _QUANTIZED = re.compile(
     r"fp8|fp4|awq|gptq|int[48]|w[48]a\d|bnb|gguf|marlin|quant|deepseek-?_?(?:v3|r1)|kimi-k2|gpt-oss", re.IGNORECASE
 )
-_look = partial(Remedy, "", "look")
+_look = partial(Change, "", "look")
 _fact = partial(When, "fact")
 
 
@@ -177,7 +166,7 @@ WHY_REQUESTS_WAIT = (
 )  # fmt: skip
 _CONSERVATIVENESS, _LIMIT, _FRACTION = "schedule_conservativeness", "max_running_requests", "mem_fraction_static"
 _NOT_IN_GUIDE = "not in SGLang's guide: "
-_FEWER = Remedy(
+_FEWER = Change(
     "", "slow down", "send fewer requests at once, or add a replica",
     "Requests arrive faster than SGLang finishes them. Slow the clients down, or add a replica behind the router.",
     "another finding of this server names a flag: change it first",
@@ -185,7 +174,7 @@ _FEWER = Remedy(
 
 
 def _rows(*rows: Row) -> tuple[Row, ...]:
-    """Return rows with what follows from others of their fields: the alert's name, the unit of a share, and how the figure is said."""
+    """Return rows with what follows from others of their fields: the alert's name, the unit of a share, and how the figure is said, the flag's name."""
     return tuple(map(_complete, rows))
 
 
@@ -196,6 +185,7 @@ def _complete(row: Row) -> Row:
         row,
         alert=row.alert or (f"SGLang{''.join(words)}" if row.title else ""),
         seen=row.seen or f"{{value}} of the {when.name}",
+        remedy=replace(row.remedy, flag=f"--{row.remedy.arg.replace('_', '-')}" if row.remedy.arg else ""),
         when=replace(when, unit="share") if is_share else when,
     )
 
@@ -276,7 +266,7 @@ FAILURES = _rows(
         summary="The weights leave no room for the KV cache.",
         seen="{value}",
         guide='"Tune --mem-fraction-static": weights and KV cache share this part of the memory',
-        remedy=Remedy(
+        remedy=Change(
             "",
             "make room",
             "use more GPUs (--tp-size), or smaller weights (--quantization fp8, a quantized model)",
@@ -292,7 +282,7 @@ FAILURES = _rows(
         summary="SGLang ran out of memory during prefill.",
         seen="{value} out-of-memory failure{s} in prefill",
         guide='"Avoid out-of-memory errors": on OOM in prefill lower --chunked-prefill-size to 4096, then 2048',
-        remedy=Remedy(
+        remedy=Change(
             "chunked_prefill_size",
             "lower",
             "4096, then 2048",
@@ -309,7 +299,7 @@ FAILURES = _rows(
         summary="SGLang ran out of memory during decode.",
         seen="{value} out-of-memory failure{s} in decode",
         guide='"Avoid out-of-memory errors": on OOM in decode lower --max-running-requests',
-        remedy=Remedy(
+        remedy=Change(
             _LIMIT,
             "lower",
             "about three quarters of the last batch",
@@ -332,7 +322,7 @@ FAILURES = _rows(
         summary="CUDA graphs leave too little GPU memory free, or do not fit.",
         seen="graph capture ran out of memory, or left less than {reserve_least_gb} GB free",
         guide='"Avoid out-of-memory errors": lower --mem-fraction-static, or capture fewer or smaller CUDA graphs',
-        remedy=Remedy(
+        remedy=Change(
             _FRACTION,
             "lower",
             "0.05 less, or lower --cuda-graph-max-bs",
@@ -352,7 +342,7 @@ FAILURES = _rows(
         seen="{value} out-of-memory failure{s}",
         guide='"Avoid out-of-memory errors": lower --mem-fraction-static to 0.8 or 0.7; capture fewer CUDA graphs; use an FP8 KV cache or'
         " FP8 weights",
-        remedy=Remedy(
+        remedy=Change(
             _FRACTION,
             "lower",
             "0.8, then 0.7",
@@ -398,7 +388,7 @@ FAILURES = _rows(
         past="SGLang hung until {until}: it had requests and made no progress.",
         seen="{value} in which nothing moved while requests were there",
         guide=_NOT_IN_GUIDE + "save the evidence and restart the server",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "restart",
             "save the log and a stack dump (py-spy dump --pid of the process that hangs), then restart the server",
@@ -636,7 +626,7 @@ def _timeouts(view: View) -> float | None:
 
 
 def _burn_rate(
-    rate: str, *, latency: str, title: str, of: str, seen: str, causes: tuple[str, ...], remedy: Remedy
+    rate: str, *, latency: str, title: str, of: str, seen: str, causes: tuple[str, ...], remedy: Change
 ) -> Row:
     """Return the row of a burn rate. Its alert has no `after`: the ledger's windows are the wait."""
     span, much = ("hour", "far too many") if rate == "fast" else ("six hours", "more")
@@ -687,7 +677,7 @@ LIMITS = _rows(
         seen="{value} retractions/min with --schedule-conservativeness above 1.43",
         guide=_NOT_IN_GUIDE
         + "the new-token ratio starts at min(0.7 x conservativeness, 1), so values above 1.43 change nothing",
-        remedy=Remedy(
+        remedy=Change(
             _LIMIT,
             "lower",
             "four fifths of the running batch where prompts are long, else enlarge the KV cache",
@@ -715,7 +705,7 @@ LIMITS = _rows(
         guide='"Achieve a high token usage": with frequent retraction warnings raise --schedule-conservativeness to about 1.3; about one a'
         " minute is fine. (The extended edition would lower --mem-fraction-static; a smaller KV cache retracts more, so the opposite is"
         " advised here.)",
-        remedy=Remedy(
+        remedy=Change(
             _CONSERVATIVENESS,
             "raise",
             "1.3",
@@ -738,7 +728,7 @@ LIMITS = _rows(
         summary="Requests wait because the sliding-window or mamba cache is full while the main KV cache has free space.",
         past="Until {until} requests waited because the sliding-window or mamba cache was full while the main KV cache had free space.",
         guide=_NOT_IN_GUIDE + "the cache that fills up first is the limit; token usage is that of the fullest cache",
-        remedy=Remedy(
+        remedy=Change(
             "swa_full_tokens_ratio",
             "raise",
             "a larger share for the cache that is full",
@@ -763,7 +753,7 @@ LIMITS = _rows(
         past="Until {until} requests waited on one DP rank while another had free capacity.",
         seen="requests waited {value} of the time on the busiest DP rank, and almost never on the least busy one",
         guide=_NOT_IN_GUIDE + "the cause is routing, not capacity",
-        remedy=Remedy(
+        remedy=Change(
             "load_balance_method",
             "set",
             "total_requests, or use a router that balances by load",
@@ -782,7 +772,7 @@ LIMITS = _rows(
         past="Until {until} requests waited because SGLang ran as many as --max-running-requests allows.",
         seen="{value} of the serving time at --max-running-requests with requests waiting",
         guide="under load #running-req should be close to --max-running-requests; a queue at that limit is caused by the limit",
-        remedy=Remedy(
+        remedy=Change(
             _LIMIT,
             "raise",
             "as far as token usage stays below {token_usage_target}, at most eight times the present value",
@@ -803,7 +793,7 @@ LIMITS = _rows(
         summary="Requests wait for their grammar (JSON schema, regex, EBNF) to be compiled, not for the GPU.",
         past="Until {until} requests waited for their grammar (JSON schema, regex, EBNF) to be compiled.",
         guide=_NOT_IN_GUIDE + "requests wait in the grammar queue while token usage is low",
-        remedy=Remedy(
+        remedy=Change(
             "grammar_backend",
             "try",
             "another backend (xgrammar, llguidance), or fewer distinct schemas",
@@ -822,7 +812,7 @@ LIMITS = _rows(
         summary="Requests wait for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
         past="Until {until} requests waited for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
         guide=_NOT_IN_GUIDE + "with disaggregation the other server or the transfer is the limit",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "balance",
             "add servers on the slower side, or make the transfer faster",
@@ -857,7 +847,7 @@ LIMITS = _rows(
         seen="{value} of the serving time went into the prompts",
         guide="with long prompts raise --chunked-prefill-size if memory allows, use piecewise CUDA graphs for prefill, reuse more prefixes, or"
         " use prefill/decode disaggregation",
-        remedy=Remedy(
+        remedy=Change(
             "chunked_prefill_size",
             "raise",
             "twice the present size, up to 16384",
@@ -876,7 +866,7 @@ LIMITS = _rows(
         seen="{value} of the serving time with requests waiting and token usage below {token_usage_target}",
         guide='"Achieve a high token usage": with low token usage and frequent #queue-req above 0, lower --schedule-conservativeness to about'
         " 0.3; the usual cause is a large max_new_tokens of requests that end early by EOS or stop strings",
-        remedy=Remedy(
+        remedy=Change(
             _CONSERVATIVENESS,
             "lower",
             "0.3",
@@ -899,7 +889,7 @@ LIMITS = _rows(
         past="Until {until} decode batches were larger than the largest captured CUDA graph.",
         seen="{value} of the serving time in decode batches larger than the largest captured size",
         guide='"Tune --cuda-graph-max-bs": raise it to 512 or 768 for large batches, and lower --mem-fraction-static at the same time',
-        remedy=Remedy(
+        remedy=Change(
             "cuda_graph_max_bs",
             "raise",
             "the next usual size that covers the running batch, at most {most_graph}",
@@ -915,7 +905,7 @@ LIMITS = _rows(
         summary="SGLang decodes small batches without CUDA graphs.",
         past="Until {until} SGLang decoded small batches without CUDA graphs.",
         guide='"Tune --cuda-graph-max-bs": small batches should run with CUDA graphs; check --disable-cuda-graph and --attention-backend',
-        remedy=Remedy(
+        remedy=Change(
             "disable_cuda_graph",
             "drop",
             "see in the log's start why: graphs switched off, no padding, LoRA, or a backend that cannot be captured",
@@ -941,7 +931,7 @@ LIMITS = _rows(
         summary="SGLang started with too little free GPU memory: it may run out of memory.",
         seen="{value} free on the GPU at start-up",
         guide='"Tune --mem-fraction-static": lower it where available_gpu_mem at start-up is below 5 GB; 5-8 GB is good',
-        remedy=Remedy(
+        remedy=Change(
             _FRACTION,
             "lower",
             "0.01 less; repeat until {reserve_lower_gb} to {reserve_good_gb} GB stay free",
@@ -968,7 +958,7 @@ LIMITS = _rows(
         past="Until {until} inter-token latency was too high: decode batches were large.",
         seen="{value} between two tokens of a request",
         guide="where requests are slow, lower --max-running-requests",
-        remedy=Remedy(
+        remedy=Change(
             _LIMIT,
             "lower",
             "about half of the running batch",
@@ -986,7 +976,7 @@ LIMITS = _rows(
         summary="The KV cache is full while requests wait: memory is the limit.",
         past="Until {until} the KV cache was full while requests waited: memory was the limit.",
         guide="under load #running-req should be close to --max-running-requests; find what limits it",
-        remedy=Remedy(
+        remedy=Change(
             "kv_cache_dtype",
             "set",
             "fp8_e4m3, or more memory for the KV cache",
@@ -1014,7 +1004,7 @@ LIMITS = _rows(
         past="Until {until} SGLang rejected requests.",
         seen="{value} requests/min rejected",
         guide=_NOT_IN_GUIDE + "rejected requests mean too little capacity or too many requests",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "slow down",
             "send fewer requests at once, or add a replica",
@@ -1049,7 +1039,7 @@ LIMITS = _rows(
         past="Until {until} clients gave up by a time-out.",
         seen="{value} of the requests that ended were given up, {given_up_after}",
         guide=_NOT_IN_GUIDE + "a request that is given up was computed for nothing",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "slow down",
             "send fewer requests at once, add a replica, or raise the clients' time-out",
@@ -1075,7 +1065,7 @@ LIMITS = _rows(
         past="Until {until} time to first token was too high: requests waited in the queue.",
         seen="{value} of the first tokens came later than the objective",
         guide="where requests are slow, send fewer requests at once",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "slow down",
             "send fewer requests at once, or add a replica",
@@ -1099,7 +1089,7 @@ LIMITS = _rows(
         past="Until {until} inter-token latency was too high: prefill of long prompts interrupted decoding.",
         seen="{value} of the inter-token gaps are longer than the objective, the median is not, and long prompts are prefilled in between",
         guide="where requests are slow, change --chunked-prefill-size or use prefill/decode disaggregation",
-        remedy=Remedy(
+        remedy=Change(
             "chunked_prefill_size",
             "lower",
             "half of the present size, together with --enable-mixed-chunk",
@@ -1123,7 +1113,7 @@ LIMITS = _rows(
         past="Until {until} time to first token was too high with an empty queue: prefill of long prompts took the time.",
         seen="{value} of the first tokens came later than the objective",
         guide="with long prompts raise --chunked-prefill-size or use piecewise CUDA graphs",
-        remedy=Remedy(
+        remedy=Change(
             "chunked_prefill_size",
             "raise",
             "twice the present size, up to 16384",
@@ -1142,7 +1132,7 @@ LIMITS = _rows(
         summary="SGLang's queue is empty: the clients are the bottleneck, not the server.",
         past="Until {until} SGLang's queue was empty: the clients were the bottleneck, not the server.",
         guide='"Adjust the request submission speed": with #queue-req frequently 0 send requests faster; {queue_range} is healthy',
-        remedy=Remedy(
+        remedy=Change(
             "",
             "speed up",
             "send more requests at once",
@@ -1193,7 +1183,7 @@ LIMITS = _rows(
         summary="Many requests end in an exception of SGLang: HTTP 500, or a stream that breaks off.",
         seen="{value} of the requests ended in an exception",
         guide=_NOT_IN_GUIDE + "no request to a healthy server ends in an exception",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "read",
             "read the traceback after Exception in ASGI application in the log",
@@ -1208,7 +1198,7 @@ _FIRST_TOKENS, _NEXT_TOKENS = _look(
     "open the exporter's page: it shows what requests wait for",
     "Time to first token is the time in the queue plus the prefill time.",
     "prompts are too long for this objective on any server: then use --profile long_context",
-), Remedy(
+), Change(
     _LIMIT, "lower", "about three quarters of the running batch",
     "A decode step takes longer with a larger batch, and every request in the batch waits for the whole step.",
     "the batch is small: then prefill between decode steps is the cause, or decoding without a CUDA graph",
@@ -1256,11 +1246,8 @@ class Suspect:
     it, the value to set, and what is gained.
     """
 
-    arg: str
+    change: Change
     proof: Callable[[View, frozenset[str], float], tuple[frozenset[str], Value, str]]
-    why: str
-    not_if: str
-    cost: str
     least: float = inf
     most: float = inf
     forced_by: tuple[str, ...] = ()  # arguments, or `argument=value`, for which SGLang sets the flag by itself
@@ -1275,15 +1262,6 @@ class Suspect:
         """Whether SGLang sets this by itself, so that removing the flag has no effect."""
         conditions = (each.partition("=") for each in self.forced_by)
         return any(view.facts.word(arg) == value if value else view.facts.is_on(arg) for arg, _, value in conditions)
-
-
-class Proven(NamedTuple):
-    """A suspect that figures show to be a cause."""
-
-    suspect: Suspect
-    rows: frozenset[str]
-    to: Value
-    gain: str
 
 
 def troubles(view: View) -> frozenset[str]:
@@ -1310,25 +1288,28 @@ def troubles(view: View) -> frozenset[str]:
     return frozenset(seen | {trouble for trouble, is_seen in signs.items() if is_seen})
 
 
-def proven(view: View) -> list[Proven]:
-    """Return every flag that figures show to cause the trouble."""
-    facts, seen, found = view.facts, troubles(view), list[Proven]()
+def proven(view: View) -> dict[Change, frozenset[str]]:
+    """Return the change of every flag that figures show to cause the trouble, with the rows that it causes."""
+    facts, seen, found = view.facts, troubles(view), dict[Change, frozenset[str]]()
     typed = (facts.typed_arguments or {}) if seen else {}
     for suspect in SUSPECTS:
-        value = typed.get(suspect.arg)
-        if suspect.is_suspicious(value) and facts.flag(suspect.arg) and not suspect.is_forced(view):
-            found.append(Proven(suspect, *suspect.proof(view, seen, flags.number(value) or 0.0)))
-    return [each for each in found if each.rows]
+        arg = suspect.change.arg
+        value = typed.get(arg)
+        if suspect.is_suspicious(value) and facts.flag(arg) and not suspect.is_forced(view):
+            causes, to, gain = suspect.proof(view, seen, flags.number(value) or 0.0)
+            if causes:
+                found[replace(suspect.change, to=to, gain=gain)] = causes
+    return found
 
 
-def beside(view: View) -> list[Proven]:
+def beside(view: View) -> dict[Change, frozenset[str]]:
     """Return every proven flag; none where all that is wrong is a cache that is full for a part of the time."""
-    return [] if troubles(view) <= {"pool_full"} else proven(view)
+    return {} if troubles(view) <= {"pool_full"} else proven(view)
 
 
 def explained_by_flag(view: View) -> View:
     """Return the view with waits explained by a flag: while each prefill batch ends at --max-prefill-tokens, requests wait for prefill."""
-    if view.totals["admission/held_back"] and any(each.suspect.arg == "max_prefill_tokens" for each in proven(view)):
+    if view.totals["admission/held_back"] and any(change.arg == "max_prefill_tokens" for change in proven(view)):
         return replace(view, totals=counted(view.totals, "held_back", "prefill_bound"))
     return view
 
@@ -1384,47 +1365,58 @@ def _queue_limit(_: View, seen: frozenset[str], most: float) -> tuple[frozenset[
 
 SUSPECTS: tuple[Suspect, ...] = (
     Suspect(
-        "disable_radix_cache",
+        Change(
+            "disable_radix_cache", "", "",
+            "Without the radix cache each request computes and holds its whole prompt. If prompts share prefixes, the cache computes and holds each"
+            " prefix once.",
+            "prompts share no prefixes, or the model cannot use the cache: then SGLang switches it off again",
+            "A little scheduling time; cached prefixes fill the KV cache and are evicted when room is needed.",
+        ),
         _radix_cache,
-        "Without the radix cache each request computes and holds its whole prompt. If prompts share prefixes, the cache computes and holds each prefix once.",
-        "prompts share no prefixes, or the model cannot use the cache: then SGLang switches it off again",
-        "A little scheduling time; cached prefixes fill the KV cache and are evicted when room is needed.",
         forced_by=(
             "disaggregation_mode=decode", "is_embedding", "enable_mis", "enable_deterministic_inference", "prefill_only_disable_kv_cache",
         ),
     ),
     Suspect(
-        "page_size",
+        Change(
+            "page_size", "", "",
+            "The KV cache is given out in whole pages, and a request leaves its last page partly empty. Shared prefixes are reused in whole pages only.",
+            "the attention backend needs this page size: then SGLang sets it again",
+            "Larger pages make transfers to host memory or to a decode server faster.",
+        ),
         _pages,
-        "The KV cache is given out in whole pages, and a request leaves its last page partly empty. Shared prefixes are reused in whole pages only.",
-        "the attention backend needs this page size: then SGLang sets it again",
-        "Larger pages make transfers to host memory or to a decode server faster.",
         least=16,
         forced_by=tuple(f"attention_backend={name}" for name in PAGED_BACKENDS),
     ),
     Suspect(
-        "max_prefill_tokens",
+        Change(
+            "max_prefill_tokens", "", "",
+            "A prefill batch takes no further prompt after this many tokens, so prompts are computed one after another although a chunk has room for several.",
+            "prompts are computed one at a time anyway, because few requests come at once",
+            "Larger prefill batches take more GPU memory, and running requests pause longer.",
+        ),
         _prefill_tokens,
-        "A prefill batch takes no further prompt after this many tokens, so prompts are computed one after another although a chunk has room for several.",
-        "prompts are computed one at a time anyway, because few requests come at once",
-        "Larger prefill batches take more GPU memory, and running requests pause longer.",
         least=0,
         most=LARGEST_PREFILL,
     ),
     Suspect(
-        "prefill_decode_interval",
+        Change(
+            "prefill_decode_interval", "", "",
+            "Requests that wait cannot start until this many decode steps have passed.",
+            "running requests would pause too often without it",
+            "Running requests pause more often.",
+        ),
         _decode_interval,
-        "Requests that wait cannot start until this many decode steps have passed.",
-        "running requests would pause too often without it",
-        "Running requests pause more often.",
         least=0,
     ),
     Suspect(
-        "max_queued_requests",
+        Change(
+            "max_queued_requests", "", "",
+            "SGLang answers 503 to each request that finds the queue full. A longer queue takes bursts.",
+            "requests always come faster than they are served: then they wait instead, and more of them give up",
+            "Requests wait longer instead of being rejected.",
+        ),
         _queue_limit,
-        "SGLang answers 503 to each request that finds the queue full. A longer queue takes bursts.",
-        "requests always come faster than they are served: then they wait instead, and more of them give up",
-        "Requests wait longer instead of being rejected.",
         least=0,
         most=1e9,
     ),
@@ -1630,7 +1622,7 @@ CHANCES = _rows(
         summary="Speculative decoding costs more than it gains: hardly any draft token is accepted.",
         seen="{value}",
         guide=_NOT_IN_GUIDE + "drafts cost time whether they are accepted or not",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "drop",
             "run without --speculative-algorithm, or with a draft model that was trained for this model",
@@ -1682,7 +1674,7 @@ CHANCES = _rows(
         summary="SGLang runs without metrics: only its log is available.",
         seen="/metrics answers 404",
         guide="start with --enable-metrics --enable-cache-report",
-        remedy=Remedy(
+        remedy=Change(
             "enable_metrics",
             "add",
             "add --enable-metrics --enable-cache-report",
@@ -1739,7 +1731,7 @@ CHANCES = _rows(
         summary="GPU memory stays unused that the KV cache could use.",
         seen="{value} free on the GPU at start-up",
         guide='"Tune --mem-fraction-static": 5-8 GB of available_gpu_mem at start-up is good; with 10-20 GB raise it in steps of 0.01',
-        remedy=Remedy(
+        remedy=Change(
             _FRACTION,
             "raise",
             "0.01 more; repeat until {reserve_lower_gb} to {reserve_good_gb} GB stay free",
@@ -1772,7 +1764,7 @@ CHANCES = _rows(
         summary="A setting of this start slows every request down.",
         seen="{value}",
         guide='"Tune --cuda-graph-max-bs" and "chunked prefill": decoding with CUDA graphs, and prompts in chunks of thousands of tokens',
-        remedy=Remedy(
+        remedy=Change(
             "",
             "drop",
             "start without these flags",
@@ -1787,7 +1779,7 @@ CHANCES = _rows(
         summary="Waiting requests share prefixes, but --schedule-policy fcfs does not group them.",
         seen="{value} of the prompt tokens came from the prefix cache under fcfs",
         guide="with many shared prefixes set --schedule-policy lpm (the default of early releases)",
-        remedy=Remedy(
+        remedy=Change(
             "schedule_policy",
             "set",
             "lpm",
@@ -1802,12 +1794,13 @@ CHANCES = _rows(
         summary="--schedule-policy lpm orders requests by shared prefixes, but they share none.",
         seen="{value} of the prompt tokens came from the prefix cache under lpm",
         guide="first edition: without shared prefixes fcfs costs less than lpm",
-        remedy=Remedy(
+        remedy=Change(
             "schedule_policy",
             "set",
             "fcfs",
             "Searching the longest common prefix costs time for every waiting request.",
             "prefixes will be shared later in the day",
+            to="fcfs",
         ),
     ),
     _chance(
@@ -1816,7 +1809,7 @@ CHANCES = _rows(
         summary="Flags that differ from SGLang's defaults can delay requests.",
         seen="{value} flag{s} with a value other than the default that can cause this",
         guide=_NOT_IN_GUIDE + "without another explanation, check the flags that differ from the defaults first",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "try",
             "restart without these flags, one flag at a time",
@@ -1838,7 +1831,7 @@ CHANCES = _rows(
         summary="The weights fit on one GPU, but tensor parallelism splits them over several.",
         seen="the weights of the whole model take {value}",
         guide='"Tune --dp-size and --tp-size": prefer data parallelism where memory allows, by the router (model gateway) rather than by --dp-size',
-        remedy=Remedy(
+        remedy=Change(
             "",
             "lower",
             "run one server with --tp-size 1 on each GPU, behind a router",
@@ -1854,7 +1847,7 @@ CHANCES = _rows(
         summary="Prompts are longer than the whole KV cache: SGLang refuses or truncates them.",
         seen="{value} prompts were longer than the KV cache",
         guide=_NOT_IN_GUIDE + "a prompt must fit into the KV cache, less 6 tokens, even if it is the only one",
-        remedy=Remedy(
+        remedy=Change(
             "max_total_tokens",
             "raise",
             "larger than the longest prompt with its answer",
@@ -1871,7 +1864,7 @@ CHANCES = _rows(
         seen="{value} requests were longer than --context-length allows",
         guide=_NOT_IN_GUIDE
         + "--context-length limits prompt and answer together; without it, the model's own context does",
-        remedy=Remedy(
+        remedy=Change(
             "context_length",
             "raise",
             "longer than the longest request, prompt and answer together",
@@ -1894,7 +1887,7 @@ CHANCES = _rows(
         seen="{value} of the requests were refused",
         guide=_NOT_IN_GUIDE
         + "the scheduler ends such a request at once and prints why, with self.rid= at the end of the line",
-        remedy=Remedy(
+        remedy=Change(
             "grammar_backend",
             "set",
             "xgrammar",
@@ -1910,7 +1903,7 @@ CHANCES = _rows(
         summary="One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers.",
         seen="{value} replicas in one server",
         guide='"Tune --dp-size and --tp-size": use the router (model gateway) for data parallelism rather than --dp-size',
-        remedy=Remedy(
+        remedy=Change(
             "",
             "split",
             "start one server for each replica, each on its own GPUs, and put SGLang's router (model gateway) in front",
@@ -1925,7 +1918,7 @@ CHANCES = _rows(
         summary="SGLang's guide recommends other settings for this profile.",
         seen="{value} setting{s} other than what the guide recommends for this profile",
         guide="newest edition: settings for online, offline, long-context and multi-turn servers",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "set",
             "what the guide recommends for this workload",
@@ -1945,7 +1938,7 @@ CHANCES = _rows(
         seen="at most {value} requests ran together 99 % of the time",
         guide='"Try other options": --enable-torch-compile speeds up small models at small batches; keep its cache under'
         " TORCHINDUCTOR_CACHE_DIR, since /tmp may be cleared; with it machines of one kind can share it",
-        remedy=Remedy(
+        remedy=Change(
             "enable_torch_compile",
             "add",
             "add it",
@@ -1953,6 +1946,7 @@ CHANCES = _rows(
             "batches grow beyond --torch-compile-max-bs (default 32)",
             "Each start takes minutes longer until the cache is filled. Set TORCHINDUCTOR_CACHE_DIR to a persistent folder (/tmp may be"
             " cleared): servers with the same GPU and model can share it.",
+            to=True,
         ),
     ),
     _chance(
@@ -1965,13 +1959,14 @@ CHANCES = _rows(
         summary="The KV cache is short of memory, and the weights are not quantized.",
         seen="the weights take {value} of each GPU's memory",
         guide='"Try other options": where memory is short, use --quantization fp8',
-        remedy=Remedy(
+        remedy=Change(
             "quantization",
             "set",
             "fp8",
             "8-bit weights take half the memory; the KV cache gets the other half.",
             "the GPU has no FP8 (Ada, Hopper and newer have it), or answers must not lose any accuracy",
             "A little accuracy.",
+            to="fp8",
         ),
     ),
     _chance(
@@ -1981,7 +1976,7 @@ CHANCES = _rows(
         summary="Tensor parallelism splits every expert of this mixture-of-experts model over all GPUs.",
         seen="{value} GPUs share every expert",
         guide='"Try other options": use expert parallelism for mixture-of-experts models',
-        remedy=Remedy(
+        remedy=Change(
             "ep_size",
             "raise",
             "the value of --tp-size",
@@ -1996,7 +1991,7 @@ CHANCES = _rows(
         summary="A DeepSeek model stores the same KV cache on every GPU, and the KV cache fills up.",
         seen="the KV cache was full for {value} of the serving time",
         guide='"Try other options": for DeepSeek models use DP attention (--enable-dp-attention --dp-size 8)',
-        remedy=Remedy(
+        remedy=Change(
             "enable_dp_attention",
             "add",
             "add it, with --dp-size set to the value of --tp-size",
@@ -2015,7 +2010,7 @@ CHANCES = _rows(
         summary="SGLang logs something that this exporter does not support.",
         seen="{value} unknown log lines or keys",
         guide=_NOT_IN_GUIDE + "a newer SGLang may log a figure differently",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "update",
             "update the exporter; if that does not help, report your SGLang version",

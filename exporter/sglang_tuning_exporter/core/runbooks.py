@@ -7,8 +7,8 @@ and the causes.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
-from typing import Literal, NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -16,8 +16,8 @@ from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.advice import fill
 from sglang_tuning_exporter.core.alerts import NOTIFIED_AS_WELL
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.findings import URGENCY
-from sglang_tuning_exporter.core.rows import BY_ID, KILLS, ROWS, Remedy, Row, When
+from sglang_tuning_exporter.core.findings import URGENCY, Change
+from sglang_tuning_exporter.core.rows import BY_ID, KILLS, ROWS, Row, When
 from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import View
 
@@ -38,7 +38,7 @@ PROMETHEUS: tuple[Row, ...] = (
         summary="Prometheus cannot scrape the SGLang exporter.",
         seen="every scrape of the exporter's /metrics failed for 5 minutes, or for 10 where few were made",
         guide="not in SGLang's guide: the exporter must be scraped before it can say anything",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "look",
             "check whether the exporter runs and whether Prometheus reaches it; then whether SGLang answers",
@@ -56,7 +56,7 @@ PROMETHEUS: tuple[Row, ...] = (
         summary="Prometheus has no SGLang exporter left to scrape in this job.",
         seen="the last target left while its server had requests",
         guide="not in SGLang's guide: without a target no scrape fails and no alert can fire",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "look",
             "check whether the servers run, and what service discovery finds",
@@ -74,7 +74,7 @@ PROMETHEUS: tuple[Row, ...] = (
         summary="Prometheus scrapes the exporter too rarely.",
         seen="fewer than 14 scrapes in 30 minutes",
         guide="not in SGLang's guide: with more than two minutes between scrapes alerts come late, and rates have gaps",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "look",
             "set scrape_interval of this job to 15s, at most 2m",
@@ -91,7 +91,7 @@ PROMETHEUS: tuple[Row, ...] = (
         summary="Many servers of one model have the same trouble.",
         seen="an alert of one diagnosis fires for a third of a model's servers, and for at least three",
         guide="not in SGLang's guide: what many servers have in common is their load, their flags or their release",
-        remedy=Remedy(
+        remedy=Change(
             "",
             "look",
             "look for what they share: a change of flags, of release or of load",
@@ -111,29 +111,19 @@ def _named(*rows: str) -> tuple[str, ...]:
     return tuple(_NAMES[row] for row in rows)
 
 
-class Inhibition(NamedTuple):
-    """Alerts that Alertmanager does not notify of (`targets`, by name) while one of `sources` fires for the same `of`."""
-
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    of: Literal["target", "server", "pool and diagnosis"]
-
-
-# Everything else the exporter leaves out itself, before it begins.
-INHIBITIONS: tuple[Inhibition, ...] = (
-    # An exporter's own death has no label of one of its servers.
-    Inhibition(_named("exporter_down"), tuple(name for name in BY_ALERT if name != _NAMES["exporter_down"]), "target"),
-    Inhibition(
-        _named("server_down", "restart_loop", *KILLS),
-        _named("often_down", *(row for row in _NAMES if "_burning_" in row)),
-        "server",
+# While one of the first alerts fires, Alertmanager does not notify of the others of the same target, server, or pool and diagnosis. Everything
+# else the exporter leaves out itself, before it begins. An exporter's own death has no label of one of its servers.
+INHIBITIONS: Mapping[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
+    "target": ((_named("exporter_down"), tuple(name for name in BY_ALERT if name != _NAMES["exporter_down"])),),
+    "server": (
+        (
+            _named("server_down", "restart_loop", *KILLS),
+            _named("often_down", *(row for row in _NAMES if "_burning_" in row)),
+        ),
+        *((_named(row), _named(row.replace("_fast", "_slow"))) for row in _NAMES if row.endswith("_burning_fast")),
     ),
-    *(
-        Inhibition(_named(row), _named(row.replace("_fast", "_slow")), "server")
-        for row in ("time_to_first_token_burning_fast", "inter_token_latency_burning_fast")
-    ),
-    Inhibition(_named("many_servers"), tuple(row.alert for row in ROWS if row.alert), "pool and diagnosis"),
-)
+    "pool and diagnosis": ((_named("many_servers"), tuple(row.alert for row in ROWS if row.alert)),),
+}
 # What is seen where there is no figure to compare, or where it would say less.
 SEEN = {
     "graph_memory_short": "graph capture ran out of memory, or left too little of the GPU's memory free",
@@ -223,7 +213,9 @@ def page(alert: str, profile: profiles.Profile | None = None) -> str:
         until=_in_words(row.until),
         causes=[_NAMES[cause] for cause in row.causes if cause in _NAMES and row.id not in NOTIFIED_AS_WELL],
         unless=[BY_ID[other].alert or BY_ID[other].summary for other in row.unless],
-        inhibited_by=[name for each in INHIBITIONS for name in each.sources if alert in each.targets],
+        inhibited_by=[
+            name for pairs in INHIBITIONS.values() for causes, held in pairs if alert in held for name in causes
+        ],
         by_prometheus=row in PROMETHEUS,
         prose=prose(row.id, profile).strip(),
     )
@@ -257,15 +249,12 @@ def linked(text: str, alert: str) -> str:
     return _CODE_OR_NAME.sub(link, text)
 
 
-def flag_of(row: Row) -> str:
-    """Return the flag that a row is about, empty for advice to people."""
-    return "--" + row.remedy.arg.replace("_", "-") if row.remedy.arg else ""
-
-
 def advice(row: Row, profile: profiles.Profile) -> str:
     """Return what to change where no value is computed: `raise --schedule-conservativeness: 1.3`."""
-    flag, words = flag_of(row), fill(row.remedy.words, figures(profile))
-    return f"{row.remedy.direction} {flag}: {words}" if flag else words
+    flag, words = row.remedy.flag, fill(row.remedy.words, figures(profile))
+    if not flag or words.startswith("add --"):
+        return words
+    return words.replace("add it", f"add {flag}") if "add it" in words else f"{row.remedy.direction} {flag}: {words}"
 
 
 def summary(row: Row) -> str:

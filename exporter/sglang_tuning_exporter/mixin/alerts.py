@@ -143,8 +143,8 @@ def _advice(row: rows.Row) -> str:
 
     Without it the table's.
     """
-    flag, remedy = runbooks.flag_of(row), row.remedy
-    words = f"{f'{flag} → ' if flag else ''}{fill(remedy.words, _WORDS)}: {fill(remedy.why, _WORDS)}"
+    remedy = row.remedy
+    words = f"{f'{remedy.flag} → ' if remedy.flag else ''}{fill(remedy.words, _WORDS)}: {fill(remedy.why, _WORDS)}"
     words += f" {NOT_IF} {fill(remedy.not_if, _WORDS)}." + (
         f" {COSTS} {fill(remedy.cost, _WORDS)}" if remedy.cost else ""
     )
@@ -201,15 +201,14 @@ _SAME = {"target": TARGET, "server": SERVER, "pool and diagnosis": (*POOL, "diag
 def _inhibitions() -> Iterator[tuple[str, str, str]]:
     """Give which alerts hold back which: matchers of both, and the labels that agree."""
     exporters = {row.alert for row in runbooks.PROMETHEUS}
-    for each in runbooks.INHIBITIONS:
-        names = set(each.targets)
-        matchers = [f'alertname =~ "{"|".join(each.targets)}"']
-        if names == {row.alert for row in runbooks.ALERTS} - set(each.sources):
-            matchers = ['alertname =~ "SGLang.+"', f'alertname != "{each.sources[0]}"']
-        elif names == {row.alert for row in runbooks.ALERTS} - exporters:
-            matchers = ['alertname =~ "SGLang.+"', 'diagnosis != ""', f'alertname != "{each.sources[0]}"']
+    for of, (causes, held) in ((of, pair) for of, pairs in runbooks.INHIBITIONS.items() for pair in pairs):
+        matchers = [f'alertname =~ "{"|".join(held)}"']
+        if {*held} == {row.alert for row in runbooks.ALERTS} - {*causes}:
+            matchers = ['alertname =~ "SGLang.+"', f'alertname != "{causes[0]}"']
+        elif {*held} == {row.alert for row in runbooks.ALERTS} - exporters:
+            matchers = ['alertname =~ "SGLang.+"', 'diagnosis != ""', f'alertname != "{causes[0]}"']
         quoted = ", ".join(f"'{matcher}'" for matcher in matchers)
-        yield "|".join(each.sources), f"[{quoted}]", listed(_SAME[each.of])
+        yield "|".join(causes), f"[{quoted}]", listed(_SAME[of])
 
 
 FORMATS = ("prometheus", "prometheusrule", "mimir")

@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import rows, runbooks
+from sglang_tuning_exporter.core import rows
 from sglang_tuning_exporter.mixin._rendering import POOL, filled, listed, render
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ NATIVE: tuple[Native, ...] = _limits()
 def texts(native: Native) -> dict[str, str]:
     """Return the texts of an alert: what has happened, what was seen, and which flag it is about."""
     row = rows.BY_ID[native.row]
-    flag, words = runbooks.flag_of(row), filled(row.remedy.words)
+    flag, words = row.remedy.flag, filled(row.remedy.words)
     advice = f"{row.remedy.direction} {flag}" if flag else words
     return {
         "summary": filled(row.summary),

@@ -147,8 +147,7 @@ def _when(row: rows.Row) -> str:
 def _advice(row: rows.Row) -> str:
     """Return what to change, where no figure can be computed, with its flag as code."""
     words = ADVICE_IN_WORDS[row.id]
-    flag = f"--{row.remedy.arg.replace('_', '-')}"
-    return words.replace(flag, f"`{flag}`", 1) if row.remedy.arg else words
+    return words.replace(row.remedy.flag, f"`{row.remedy.flag}`", 1) if row.remedy.flag else words
 
 
 def _evidence(row: rows.Row) -> str:

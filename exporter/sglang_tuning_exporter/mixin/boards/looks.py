@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from itertools import cycle
 from typing import Any, TypeAlias
 
+from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import judge, rows, runbooks, server
 from sglang_tuning_exporter.core.answer import GOOD as FINE
 from sglang_tuning_exporter.core.answer import title
-from sglang_tuning_exporter.mixin._rendering import filled
 
 Json: TypeAlias = dict[str, Any]
 
@@ -170,12 +170,5 @@ def _on_a_strip() -> dict[str, Json]:
 VERDICT_LOOKS = _on_a_strip()
 
 
-def _advice(remedy: rows.Remedy) -> str:
-    flag, words = f"--{remedy.arg.replace('_', '-')}", filled(remedy.words)
-    if not remedy.arg or words.startswith("add --"):
-        return words
-    return words.replace("add it", f"add {flag}") if "add it" in words else f"{remedy.direction} {flag}: {words}"
-
-
 # What to do about each diagnosis where no value can be computed: "raise --flag: words".
-ADVICE_IN_WORDS = {row.id: _advice(row.remedy) for row in (*rows.ROWS, *runbooks.PROMETHEUS)}
+ADVICE_IN_WORDS = {row.id: runbooks.advice(row, profiles.DEFAULT) for row in (*rows.ROWS, *runbooks.PROMETHEUS)}
