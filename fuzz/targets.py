@@ -43,7 +43,7 @@ from sglang_tuning_exporter.sglang import exposition
 from sglang_tuning_exporter.sglang import metrics as facts
 from sglang_tuning_exporter.sglang.clean import holds_secret, is_secret
 from sglang_tuning_exporter.sglang.flags import command_line, parse_server_args
-from sglang_tuning_exporter.sglang.metrics import PageReader, ParsedPage
+from sglang_tuning_exporter.sglang.metrics import PageReader
 from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_info
 
 ROOT = Path(__file__).parent.parent
@@ -163,10 +163,10 @@ def check_exposition(data: bytes) -> None:
     """
     text = data.decode("utf-8", "replace")
     page = exposition.scan(text)
-    passed = exposition.passthrough(page).text
+    passed, _ = exposition.passthrough(page)
     again = exposition.scan(passed)
     assert again.broken == 0
-    assert exposition.passthrough(again) == exposition.SafePage(passed)
+    assert exposition.passthrough(again) == (passed, 0)
     assert known(passed) == sorted(
         (name, repr(sorted(exposition.labels(raw).items())), repr(value)) for name, raw, value, _ in again.samples
     )
@@ -177,10 +177,12 @@ def check_exposition(data: bytes) -> None:
     pages = text.split(PART.decode())
     later = [_LAST_DIGIT.sub(lambda digit: str(9 - int(digit[0])), page) for page in pages]
     reader = PageReader(passthrough=True)
-    for each in (exposition.bounded(page).text for page in (*pages, *later, pages[0])):
-        native = exposition.passthrough(exposition.scan(each))
+    for each in (exposition.bounded(page)[0] for page in (*pages, *later, pages[0])):
+        native, refused = exposition.passthrough(exposition.scan(each))
+        scrape, passed, dropped = reader.read(each)
         # NaN is not itself, and a figure may be one.
-        assert repr(reader.read(each)) == repr(ParsedPage(facts.read(each), native.text, native.left_out))
+        assert repr(scrape) == repr(facts.read(each))
+        assert (passed, dropped["refused_metric_lines"]) == (native, refused)
 
 
 def harmless(value: object) -> None:

@@ -133,7 +133,7 @@ def refused(pages: Sequence[bytes], folder: Path) -> set[int]:
 
 
 def test_lines_found_by_fuzzing_are_refused_as_they_are_but_not_as_passed_on(tmp_path: Path) -> None:
-    passed = [exposition.passthrough(exposition.scan(page(line))).text for line in FOUND]
+    passed = [exposition.passthrough(exposition.scan(page(line)))[0] for line in FOUND]
     assert all("sglang:before 1\n" in each and "sglang:after 2\n" in each for each in passed)
     pages = [page(line).encode() for line in FOUND] + [each.encode() for each in passed]
     assert refused(pages, tmp_path) == set(range(len(FOUND)))
@@ -151,10 +151,10 @@ def test_no_odd_number_label_line_or_name_blinds_prometheus(tmp_path: Path) -> N
 @pytest.mark.parametrize("figure", ["1e400", "-1e999", "9" * 400])
 def test_a_figure_that_grows_beyond_any_float_is_left_out_and_counted_where_it_stood_before(figure: str) -> None:
     reader = PageReader()
-    assert reader.read(page("sglang:x 1")).native == page("sglang:x 1")
-    reading = reader.read(page(f"sglang:x {figure}"))
-    assert (reading.native, reading.left_out) == ("sglang:before 1\nsglang:after 2\n", 1)
-    assert reader.read(page("sglang:x 3")).native == page("sglang:x 3")
+    assert reader.read(page("sglang:x 1"))[1] == page("sglang:x 1")
+    _, native, dropped = reader.read(page(f"sglang:x {figure}"))
+    assert (native, dropped["refused_metric_lines"]) == ("sglang:before 1\nsglang:after 2\n", 1)
+    assert reader.read(page("sglang:x 3"))[1] == page("sglang:x 3")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_figure_that_grows_beyond_any_float_is_left_out_and_counted_where_it_s
 )
 def test_lines_left_out_because_prometheus_would_refuse_them_are_counted(line: str, left_out: int) -> None:
     for _ in range(2):
-        assert PageReader().read(page(line)).left_out == left_out
+        assert PageReader().read(page(line))[2]["refused_metric_lines"] == left_out
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_lines_left_out_because_prometheus_would_refuse_them_are_counted(line: s
     [("-nan", "NaN"), ("+NaN", "NaN"), ("infinity", "+Inf"), ("-Infinity", "-Inf"), ("inf", "+Inf"), ("1.50", "1.50")],
 )
 def test_nan_and_infinity_are_passed_on_in_one_spelling(printed: str, passed: str) -> None:
-    assert exposition.passthrough(exposition.scan(f"sglang:x {printed}\n")).text == f"sglang:x {passed}\n"
+    assert exposition.passthrough(exposition.scan(f"sglang:x {printed}\n"))[0] == f"sglang:x {passed}\n"

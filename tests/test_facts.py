@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from promtool import evaluated
 from sglang_tuning_exporter.sglang import exposition
 from sglang_tuning_exporter.sglang import metrics as facts
-from sglang_tuning_exporter.sglang.metrics import MOST_BOUNDS, Histogram, PageReader, ParsedPage, RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import MOST_BOUNDS, Histogram, PageReader, RankFigures, Scrape
 
 PAGES = Path(__file__).parent / "data" / "metrics"
 
@@ -46,8 +46,9 @@ def test_the_next_page_of_every_release_is_read_as_if_it_were_the_first(path: Pa
     assert following != text
     reader = PageReader()
     reader.read(text)
-    passed = exposition.passthrough(exposition.scan(following))
-    assert reader.read(following) == ParsedPage(facts.read(following), passed.text, passed.left_out)
+    native, refused = exposition.passthrough(exposition.scan(following))
+    scrape, passed, dropped = reader.read(following)
+    assert (scrape, passed, dropped["refused_metric_lines"]) == (facts.read(following), native, refused)
 
 
 def test_tp_ranks_that_count_the_same_pass_are_one_pass() -> None:

@@ -246,23 +246,21 @@ class Sidecar:
             with self._lock:
                 self._note_failure(answer, seconds)
             return ""
-        page = self._pages.read(answer)
+        page, native, dropped = self._pages.read(answer)
         with self._lock:
             watch, now = self.watch, self.now()
-            watch.server.capped["long_metric_lines"] += page.too_long
-            watch.server.capped["metric_lines"] += page.too_many
-            watch.server.capped["refused_metric_lines"] += page.left_out
+            watch.server.capped.update(dropped)
             if watch.is_up is not True:
                 logger.info("scraping %s", self.config.metrics_url)
-            self.scrape_seconds, self.unrecognised_families = seconds, page.scrape.unrecognised
+            self.scrape_seconds, self.unrecognised_families = seconds, page.unrecognised
             starts = watch.server.starts
-            watch.take(page.scrape, now, now - seconds)
+            watch.take(page, now, now - seconds)
             if self._was_away or watch.server.starts != starts:
                 self._ask_info_again()
                 self.counts_steps = self._asks_limits = False  # until the release is known: it may be another server
                 self.measured.forget()
             self._was_away = False
-        return page.native
+        return native
 
     def _ask_info_again(self) -> None:
         """Ask for `/server_info` soon: the server may have restarted, so earlier answers may be outdated."""

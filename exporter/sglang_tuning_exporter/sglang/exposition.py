@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 # Name, raw labels (the text between the braces), value, value as printed.
 Sample: TypeAlias = tuple[str, str, float, str]
@@ -47,24 +47,19 @@ MOST_LABEL_SETS = 16384
 LONGEST_LINE = 4096  # label sets are cached, so their length must be limited too
 
 
-class BoundedPage(NamedTuple):
-    """A page within the limits, also by lines, and how many were dropped: too long ones, and those after the last kept."""
+def bounded(text: str) -> tuple[str, list[str], dict[str, int]]:
+    """Drop lines longer than `LONGEST_LINE` characters, and those after the first `MOST_LINES`.
 
-    text: str
-    lines: list[str]
-    too_long: int = 0
-    too_many: int = 0
-
-
-def bounded(text: str) -> BoundedPage:
-    """Drop lines longer than `LONGEST_LINE` characters, and those after the first `MOST_LINES`."""
+    Return what is left, also by lines, and how many were dropped, by why.
+    """
     lines = text.split("\n", MOST_LINES)
     rest = lines.pop() if len(lines) > MOST_LINES else ""
-    too_many = rest.count("\n") + (rest[-1:] not in ("", "\n"))
-    if not too_many and max(map(len, lines)) <= LONGEST_LINE:
-        return BoundedPage(text, lines)
-    kept = [line for line in lines if len(line) <= LONGEST_LINE]
-    return BoundedPage("\n".join(kept) + "\n", [*kept, ""], len(lines) - len(kept), too_many)
+    dropped = {"metric_lines": rest.count("\n") + (rest[-1:] not in ("", "\n")), "long_metric_lines": 0}
+    if dropped["metric_lines"] or max(map(len, lines)) > LONGEST_LINE:
+        kept = [line for line in lines if len(line) <= LONGEST_LINE]
+        dropped["long_metric_lines"] = len(lines) - len(kept)
+        text, lines = "\n".join(kept) + "\n", [*kept, ""]
+    return text, lines, dropped
 
 
 @dataclass(slots=True)
@@ -201,24 +196,16 @@ _OPENMETRICS_SUFFIXES = {
 _BOUND_LABELS = {"histogram": "le", "summary": "quantile"}  # with numbers as values
 
 
-@dataclass(frozen=True, slots=True)
-class SafePage:
-    """A page that is safe to append to ours, and how many samples and broken lines of SGLang's page it does not have."""
-
-    text: str
-    left_out: int = 0
-
-
 _MEMBER = re.compile(r"^sglang:|_(?:bucket|sum|count)$")
 
 
-def passthrough(page: Page, only: frozenset[str] | None = None) -> SafePage:
+def passthrough(page: Page, only: frozenset[str] | None = None) -> tuple[str, int]:
     """Return SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 without `sglang:` families; `only` some families of it.
 
     `sglang_x` becomes `sglang:x`. Dropped, and not counted: what is not SGLang's (`process_…` would collide), `sglang_tuning_…` (our own
     through a gateway), timestamps, exemplars, `_created`, a second HELP or TYPE. Dropped and counted: what would make Prometheus reject
     the page, and a second sample of one series. All lines of a family are placed at its first sample: strict parsers reject a page with a
-    family in two parts, or with a TYPE after its samples.
+    family in two parts, or with a TYPE after its samples. Also return how many samples and broken lines were counted as dropped.
     """
     declarations: dict[str, dict[str, str]] = {}
     for keyword, name, rest in page.comments:
@@ -253,7 +240,7 @@ def passthrough(page: Page, only: frozenset[str] | None = None) -> SafePage:
         if lines:
             out += _head(name, declared)
             out += lines
-    return SafePage("\n".join(out) + "\n" if out else "", left_out)
+    return "\n".join(out) + "\n" if out else "", left_out
 
 
 def _family_of(

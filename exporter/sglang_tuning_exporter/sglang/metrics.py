@@ -28,10 +28,11 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from itertools import accumulate
 from math import fsum, inf, isnan
 from operator import lt
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sglang_tuning_exporter.sglang import exposition
 from sglang_tuning_exporter.sglang.exposition import Page, is_sglang_series, labels, name_with_colon, scan
@@ -204,16 +205,14 @@ _HISTOGRAM_SOURCES: tuple[Source, ...] = (
     # Up to 0.5.9 with --collect-tokens-histogram only.
     Source("answer_tokens", "generation_tokens_histogram", "0.4.6.post5-0.5.23"),
 )
-_HISTOGRAM_MEMBERS = frozenset(
-    f"{source.metric}_{member}" for source in _HISTOGRAM_SOURCES for member in ("bucket", "count", "sum")
-)
-
-
 _WANTED = frozenset(
     name
     for source in _SOURCES + _SERVER_SOURCES + _PROGRESS_SOURCES
     for name in (source.metric, *source.zero_with, *source.pool, source.needs)
     if name
+)
+_READ = _WANTED.union(
+    f"{source.metric}_{member}" for source in _HISTOGRAM_SOURCES for member in ("bucket", "count", "sum")
 )
 # Counters of the whole server, added up from scrape to scrape.
 SERVER_COUNTS = (
@@ -308,7 +307,6 @@ MOST_BOUNDS = 512
 # Larger floats cannot count by one.
 MOST = 2.0**53
 
-_Samples: TypeAlias = "Sequence[tuple[str, int]]"  # raw labels, and the number of the sample in the page's order
 _Key: TypeAlias = frozenset[tuple[str, str]]
 _PROCESS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 
@@ -382,59 +380,51 @@ class Histogram:
         )
 
 
-class _Series(NamedTuple):
-    """Where one series is: its bounds, and the numbers of their samples and of its sum."""
+def _histogram(series: Mapping[str, _Samples], source: Source) -> Callable[[Sequence[float]], Histogram | None]:
+    """Return what reads a histogram: all series of a family as one, None where they cannot be read.
 
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    seconds: int | None
-
-    def read(self, values: Sequence[float]) -> Histogram:
-        counts = accumulate([values[number] for number in self.counts], max)
-        return Histogram(self.bounds, tuple(counts), None if self.seconds is None else values[self.seconds])
-
-
-class _HistogramPlaces(NamedTuple):
-    """Where the samples of one family are on a page: the series of each process of each DP rank."""
-
-    ranks: list[list[list[_Series]]]
-
-    def read(self, values: Sequence[float]) -> Histogram | None:
-        """Return them as one histogram; None where they cannot be read."""
-        read = [[[series.read(values) for series in process] for process in rank] for rank in self.ranks]
-        # Of the processes of one DP rank that with most observations.
-        most = (max(each, key=lambda process: fsum(one.observations for one in process)) for each in read)
-        return _sum([histogram for process in most for histogram in process])
-
-
-def _histogram_places(
-    buckets: _Samples, counts: _Samples = (), sums: _Samples = (), where: tuple[str, str] | None = None
-) -> _HistogramPlaces:
-    """Return where the samples of one family (`_bucket`, `_count`, `_sum`) are.
-
-    `where` leaves out series in which that label has another value; series without the label are kept.
+    `where` of the source leaves out series in which that label has another value; series without the label are kept.
     """
-    series: dict[_Key, dict[float, int]] = {}
-    for raw, number in buckets:
+    bounds_of: dict[_Key, dict[float, int]] = {}
+    for raw, number in series.get(f"{source.metric}_bucket", ()):
         key, bound = _series_and_bound(raw)
         if bound is not None:
-            known = series.setdefault(key, {})
+            known = bounds_of.setdefault(key, {})
             if len(known) <= MOST_BOUNDS:
                 known.setdefault(bound, number)  # of two samples of one series the first, as in the pass-through
-    totals, seconds = _by_series(counts), _by_series(sums)
-    by_rank: dict[str, dict[_Key, list[_Series]]] = {}
-    for key, found in series.items():
+    totals, sums = (
+        {_series_and_bound(raw)[0]: number for raw, number in reversed(series.get(f"{source.metric}_{member}", ()))}
+        for member in ("count", "sum")
+    )
+    ranks: dict[str, dict[_Key, list[tuple[tuple[float, ...], list[int], int | None]]]] = {}
+    for key, found in bounds_of.items():
         names, infinite = dict(key), found.pop(inf, totals.get(key))
-        if (
-            infinite is None
-            or not 0 < len(found) <= MOST_BOUNDS
-            or (where and names.get(where[0], where[1]) != where[1])
-        ):
+        is_other = source.where is not None and names.get(source.where[0], source.where[1]) != source.where[1]
+        if infinite is None or not 0 < len(found) <= MOST_BOUNDS or is_other:
             continue
         process, bounds = frozenset(item for item in key if item[0] in _PROCESS), sorted(found)
-        one = _Series((*bounds, inf), (*(found[bound] for bound in bounds), infinite), seconds.get(key))
-        by_rank.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(one)
-    return _HistogramPlaces([list(processes.values()) for processes in by_rank.values()])
+        one = (*bounds, inf), [*(found[bound] for bound in bounds), infinite], sums.get(key)
+        ranks.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(one)
+
+    def read(values: Sequence[float]) -> Histogram | None:
+        histograms = []
+        for processes in ranks.values():
+            each = [
+                [
+                    Histogram(
+                        bounds,
+                        tuple(accumulate((values[number] for number in counts), max)),
+                        None if total is None else values[total],
+                    )
+                    for bounds, counts, total in process
+                ]
+                for process in processes.values()
+            ]
+            # Of the processes of one DP rank that with most observations.
+            histograms += max(each, key=lambda process: fsum(one.observations for one in process))
+        return _sum(histograms)
+
+    return read
 
 
 def _series_and_bound(raw: str) -> tuple[_Key, float | None]:
@@ -446,13 +436,6 @@ def _series_and_bound(raw: str) -> tuple[_Key, float | None]:
     except (KeyError, ValueError):
         return series, None
     return series, None if isnan(bound) or bound == -inf else bound
-
-
-def _by_series(samples: _Samples) -> dict[_Key, int]:
-    found: dict[_Key, int] = {}
-    for raw, number in samples:
-        found.setdefault(_series_and_bound(raw)[0], number)
-    return found
 
 
 def _sum(histograms: list[Histogram]) -> Histogram | None:
@@ -556,9 +539,11 @@ class Scrape:
     counters_invalid: bool = False  # a counter is NaN or negative: the counters of this page are not used
 
 
-Series = list[tuple["Mapping[str, str]", int]]  # labels, and the number of the sample in the page's order
-Process = tuple["int | None", frozenset[tuple[str, str]]]  # DP rank, and labels
-Figures = Callable[[Sequence[float]], dict["int | None", float]]  # the values of a page in, one figure by DP rank out
+_Samples: TypeAlias = "Sequence[tuple[str, int]]"  # raw labels, and the number of the sample in the page's order
+_Process: TypeAlias = "tuple[int | None, frozenset[tuple[str, str]]]"  # DP rank, and labels
+_Figures: TypeAlias = (
+    "Callable[[Sequence[float]], dict[int | None, float]]"  # the values of a page in, one figure by DP rank out
+)
 
 # Paths of the HTTP server that generate.
 _GENERATES = re.compile(
@@ -567,94 +552,74 @@ _GENERATES = re.compile(
 _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
 
 
-class Places:
-    """Where on a page the figures are: the same for all pages with the same labels."""
-
-    def __init__(self, page: Page) -> None:
-        self._series: dict[str, list[tuple[Mapping[str, str], int]]] = {}  # by family, without prefix
-        self._members: dict[str, list[tuple[str, int]]] = {}  # of histograms, with raw labels
-        families: dict[str, str | None] = {}  # printed name -> name without prefix; None for what is not SGLang's
-        seen: set[tuple[str, str]] = set()
-        for number, (printed, raw, _, _) in enumerate(page.samples):
-            if printed not in families:
-                families[printed] = name_with_colon(printed)[7:] if is_sglang_series(printed) else None
-            family = families[printed]
-            wanted, member = family in _WANTED, family in _HISTOGRAM_MEMBERS
-            # Of two samples of one series the first, as in the pass-through.
-            if family is None or not (wanted or member) or (printed, raw) in seen:
-                continue
+def _reader(page: Page) -> Callable[[Sequence[float]], Scrape]:
+    """Return what reads the figures of a page from the values of its samples, and of every later page with the same labels."""
+    series: dict[str, list[tuple[str, int]]] = {}  # by family, without prefix
+    families: dict[str, str | None] = {}  # printed name -> name without prefix; None for what is not SGLang's
+    seen: set[tuple[str, str]] = set()
+    for number, (printed, raw, _, _) in enumerate(page.samples):
+        if printed not in families:
+            families[printed] = name_with_colon(printed)[7:] if is_sglang_series(printed) else None
+        family = families[printed]
+        # Of two samples of one series the first, as in the pass-through.
+        if family is not None and family in _READ and (printed, raw) not in seen:
             seen.add((printed, raw))
-            if wanted:
-                self._series.setdefault(family, []).append((labels(raw), number))
-            if member:
-                self._members.setdefault(family, []).append((raw, number))
-        self._unrecognised = _unrecognised(name for name in families.values() if name is not None)
-        numbers = {name: {number for _, number in found} for name, found in self._series.items()}
-        self._counters = {number for name, found in numbers.items() if name in _CUMULATIVE for number in found}
-        # Memory may be negative: a difference during which another process freed some.
-        self._memory = {number for name, found in numbers.items() if name.endswith("_gb") for number in found}
-        members = {number for found in self._members.values() for _, number in found}
-        self._read = sorted(members.union(*numbers.values()))
-        self._impossible: set[int] = set()
-        self._scrape = self._reader()
+            series.setdefault(family, []).append((raw, number))
+    unrecognised = _unrecognised(name for name in families.values() if name is not None)
+    numbers = {name: [number for _, number in found] for name, found in series.items()}
+    counters = {number for name, found in numbers.items() if name in _CUMULATIVE for number in found}
+    # Memory may be negative: a difference during which another process freed some.
+    least = {number: -MOST if name.endswith("_gb") else 0.0 for name, found in numbers.items() for number in found}
+    without = lru_cache(maxsize=1)(partial(_reader_without, series, unrecognised))
 
-    def figures(self, values: Sequence[float]) -> Scrape:
-        """Return the figures of a page from the values of its samples; None for those that the page does not have."""
-        impossible = {number for number in self._read if not 0 <= values[number] <= MOST}
-        impossible -= {number for number in impossible & self._memory if -MOST <= values[number] < 0}
-        if impossible != self._impossible:
-            self._impossible = impossible
-            self._scrape = self._reader()
-        scrape = self._scrape(values)
-        scrape.counters_invalid = not impossible.isdisjoint(self._counters)
+    def read(values: Sequence[float]) -> Scrape:
+        impossible = frozenset(number for number, low in least.items() if not low <= values[number] <= MOST)
+        scrape = without(impossible)(values)
+        scrape.counters_invalid = not impossible.isdisjoint(counters)
         return scrape
 
-    def _reader(self) -> Callable[[Sequence[float]], Scrape]:
-        """Return what reads a page without the samples whose values cannot be."""
-        series: dict[str, Series] = {}
-        for family, samples in self._series.items():
-            if found := [(label, number) for label, number in samples if number not in self._impossible]:
-                series[family] = found
-        members = {
-            name: [(raw, number) for raw, number in found if number not in self._impossible]
-            for name, found in self._members.items()
-        }
-        of_server: dict[str, Callable[[Sequence[float]], Any]] = {}
-        for source in _HISTOGRAM_SOURCES:
-            if source.fact not in of_server and f"{source.metric}_bucket" in members:
-                buckets, counts, sums = (
-                    members.get(f"{source.metric}_{each}", []) for each in ("bucket", "count", "sum")
-                )
-                of_server[source.fact] = _histogram_places(buckets, counts, sums, source.where).read
-        of_server |= {source.fact: _of_server(source, series) for source in _SERVER_SOURCES}
-        by_rank = [(source.fact, _by_rank(source, series)) for source in _SOURCES]
-        in_progress = [(each.fact, number) for each in _PROGRESS_SOURCES for _, number in series.get(each.metric, ())]
-        names: dict[str, Any] = {"model_name": _model_name(series), "engine_type": _engine_type(series)}
+    return read
 
-        def scrape(values: Sequence[float]) -> Scrape:
-            sent, scheduled = (
-                [values[number] for fact, number in in_progress if fact == wanted] for wanted in ("sent", "scheduled")
-            )
-            return Scrape(
-                _ranks(by_rank, values),
-                progress=fsum(sent + scheduled) if in_progress else None,
-                sent=fsum(sent) if _OUTPUTS in series else None,
-                scheduled=fsum(scheduled) if scheduled else None,
-                unrecognised=self._unrecognised,
-                **names,
-                **{fact: read(values) for fact, read in of_server.items()},
-            )
 
-        return scrape
+def _reader_without(
+    samples: Mapping[str, _Samples], unrecognised: int, impossible: frozenset[int]
+) -> Callable[[Sequence[float]], Scrape]:
+    """Return what reads a page without the samples whose values cannot be."""
+    possible = {name: [one for one in found if one[1] not in impossible] for name, found in samples.items()}
+    series = {name: found for name, found in possible.items() if found}
+    of_server: dict[str, Callable[[Sequence[float]], Any]] = {}
+    for source in _HISTOGRAM_SOURCES:
+        if source.fact not in of_server and f"{source.metric}_bucket" in samples:
+            of_server[source.fact] = _histogram(series, source)
+    of_server |= {source.fact: _of_server(source, series) for source in _SERVER_SOURCES}
+    by_rank = [(source.fact, _by_rank(source, series)) for source in _SOURCES]
+    in_progress = [(each.fact, number) for each in _PROGRESS_SOURCES for _, number in series.get(each.metric, ())]
+    names: dict[str, Any] = {"model_name": _model_name(series), "engine_type": _engine_type(series)}
+
+    def read(values: Sequence[float]) -> Scrape:
+        sent, scheduled = (
+            [values[number] for fact, number in in_progress if fact == wanted] for wanted in ("sent", "scheduled")
+        )
+        return Scrape(
+            _ranks(by_rank, values),
+            progress=fsum(sent + scheduled) if in_progress else None,
+            sent=fsum(sent) if _OUTPUTS in series else None,
+            scheduled=fsum(scheduled) if scheduled else None,
+            unrecognised=unrecognised,
+            **names,
+            **{fact: figure(values) for fact, figure in of_server.items()},
+        )
+
+    return read
 
 
 def read(text: str) -> Scrape:
     """Return the figures of one page of `/metrics`; without SGLang's series there are no ranks."""
     page = scan(text)
-    return Places(page).figures(page.values)
+    return _reader(page)(page.values)
 
 
-def _ranks(readers: Iterable[tuple[str, Figures]], values: Sequence[float]) -> list[RankFigures]:
+def _ranks(readers: Iterable[tuple[str, _Figures]], values: Sequence[float]) -> list[RankFigures]:
     ranks: dict[int | None, RankFigures] = {}
     for fact, read in readers:
         queue = fact.removeprefix("queues.")
@@ -672,13 +637,13 @@ def _ranks(readers: Iterable[tuple[str, Figures]], values: Sequence[float]) -> l
     )
 
 
-def _by_rank(source: Source, series: Mapping[str, Series]) -> Figures:
+def _by_rank(source: Source, series: Mapping[str, _Samples]) -> _Figures:
     """Return what reads a source for every DP rank that has it."""
     if source.needs and source.needs not in series:
         return lambda _: {}
     processes = [(dp, each) for (dp, _), each in _processes(source, series.get(source.metric, ())).items()]
-    zeros = {_dp(label): None for sibling in source.zero_with for label, _ in series.get(sibling, ())}
-    pools = [(_dp(label), number) for name in source.pool for label, number in series.get(name, ())]
+    zeros = {_dp(labels(raw)): None for sibling in source.zero_with for raw, _ in series.get(sibling, ())}
+    pools = [(_dp(labels(raw)), number) for name in source.pool for raw, number in series.get(name, ())]
     fold = min if source.fold == "min" else max
 
     def figures(values: Sequence[float]) -> dict[int | None, float]:
@@ -696,7 +661,7 @@ def _by_rank(source: Source, series: Mapping[str, Series]) -> Figures:
     return figures
 
 
-def _of_server(source: Source, series: Mapping[str, Series]) -> Callable[[Sequence[float]], float | None]:
+def _of_server(source: Source, series: Mapping[str, _Samples]) -> Callable[[Sequence[float]], float | None]:
     """Return what reads a source of the whole server."""
     if source.by_rank:
         by_rank = _by_rank(source, series)
@@ -706,11 +671,12 @@ def _of_server(source: Source, series: Mapping[str, Series]) -> Callable[[Sequen
     return lambda values: fsum(values[number] for number in numbers) if numbers else absent
 
 
-def _processes(source: Source, samples: Iterable[tuple[Mapping[str, str], int]]) -> dict[Process, list[int]]:
+def _processes(source: Source, samples: _Samples) -> dict[_Process, list[int]]:
     """Return what adds up to the figure of every process: the total where it is split by priority, the sum of `parts`."""
-    totals: dict[Process, list[int]] = {}
-    split: dict[Process, list[int]] = {}
-    for label, number in samples:
+    totals: dict[_Process, list[int]] = {}
+    split: dict[_Process, list[int]] = {}
+    for raw, number in samples:
+        label = labels(raw)
         if source.where and label.get(source.where[0], "") not in source.where[1].split("|"):
             continue
         if source.generates and not _GENERATES.search(label.get("endpoint", "")):
@@ -726,28 +692,28 @@ def _dp(label: Mapping[str, str]) -> int | None:
     return number if number < MOST_RANKS else None
 
 
-def _model_name(series: Mapping[str, Series]) -> str | None:
-    names = (label.get("model_name") for found in series.values() for label, _ in found)
+def _model_name(series: Mapping[str, _Samples]) -> str | None:
+    names = (labels(raw).get("model_name") for found in series.values() for raw, _ in found)
     return next(filter(None, names), None)
 
 
-def _engine_type(series: Mapping[str, Series]) -> str | None:
+def _engine_type(series: Mapping[str, _Samples]) -> str | None:
     """Return the role of the server: `unified`, `prefill` or `decode`.
 
     Before 0.5.9 the label of every server was `unified`, so there the role is None.
     """
     found = {
-        label["engine_type"]
+        engine
         for name in ("num_running_reqs", "max_total_num_tokens")
-        for label, _ in series.get(name, [])
-        if label.get("engine_type")
+        for raw, _ in series.get(name, ())
+        if (engine := labels(raw).get("engine_type"))
     }
     if len(found) != 1:
         return None
     engine = found.pop()
     # Present since the label is right: `cache_source` came with 0.5.9, the gauges with 0.5.10.post1 and 0.5.11.
     honest = any(name in series for name in ("full_token_usage", "startup_available_gpu_memory_gb")) or any(
-        "cache_source" in label for label, _ in series.get("cached_tokens_total", [])
+        "cache_source" in labels(raw) for raw, _ in series.get("cached_tokens_total", ())
     )
     return engine if honest or engine != "unified" else None
 
@@ -765,43 +731,40 @@ def _unrecognised(names: Iterable[str]) -> int:
 _MOST_CHARACTERS = 8 << 20
 
 
-class ParsedPage(NamedTuple):
-    """The figures of a page, and the page itself, safe to append to ours (empty without pass-through)."""
-
-    scrape: Scrape
-    native: str
-    left_out: int = 0  # lines not in `native` because Prometheus would reject them
-    too_long: int = 0  # lines that were not read, as `too_many`: `exposition.bounded`
-    too_many: int = 0
-
-
 class PageReader:
-    """Reads the pages of one server; not thread-safe. It keeps the structure of the last page, where the next may have the same."""
+    """Reads the pages of one server; not thread-safe.
+
+    Until a new series comes only the values of a page change, so it keeps the structure of the last page: to compare the rest takes a small part
+    of the time of parsing it.
+    """
 
     def __init__(self, *, passthrough: bool = True, only: frozenset[str] | None = None) -> None:
         self._passthrough, self._only = passthrough, only if passthrough else frozenset()
-        self._places: Places | None = None  # None: without a structure that the next page may have
+        self._figures: Callable[[Sequence[float]], Scrape] | None = (
+            None  # None: without a structure that the next page may have
+        )
         self._lines: list[str] = []
         self._begins: Sequence[int] = ()  # in each line, where its figure is; 0 for a line without one
         self._samples: Sequence[int] = ()  # the number of each line's sample
         self._values: list[float] = []
         # Which lines are passed through, in which order; None: the page unchanged.
         self._native: Sequence[int] | None = None
-        self._left_out = 0
+        self._refused = 0
 
-    def read(self, text: str) -> ParsedPage:
-        """Read one page."""
-        text, lines, *dropped = exposition.bounded(text)
-        if self._places is not None and self._goes_on(lines):
+    def read(self, text: str) -> tuple[Scrape, str, dict[str, int]]:
+        """Return the figures of a page; itself, safe to append to ours (empty without pass-through); and how many lines were dropped of it, by why."""
+        text, lines, dropped = exposition.bounded(text)
+        if self._figures is not None and self._goes_on(lines):
             native = text if self._native is None else "".join([lines[place] + "\n" for place in self._native])
-            return ParsedPage(self._places.figures(self._values), native, self._left_out, *dropped)
-        page = exposition.scan(text)
-        passed = exposition.passthrough(page, self._only) if self._passthrough else exposition.SafePage("")
-        places = Places(page)
-        self._places = places if len(text) <= _MOST_CHARACTERS and self._keep(page, passed, text, lines) else None
-        if self._places is not None:  # without a structure, the next page needs them again
+            return self._figures(self._values), native, dropped | {"refused_metric_lines": self._refused}
+        page = scan(text)
+        native, self._refused = exposition.passthrough(page, self._only) if self._passthrough else ("", 0)
+        figures = _reader(page)
+        scrape = figures(page.values)
+        self._figures = figures if len(text) <= _MOST_CHARACTERS and self._keep(page, native, text, lines) else None
+        if self._figures is not None:  # without a structure, the next page needs them again
             exposition.clear_caches()
-        return ParsedPage(places.figures(page.values), passed.text, passed.left_out, *dropped)
+        return scrape, native, dropped | {"refused_metric_lines": self._refused}
 
     def _goes_on(self, lines: list[str]) -> bool:
         """Take the lines of the next page; False, and the structure is of no use any more, where more than figures changed."""
@@ -819,18 +782,18 @@ class PageReader:
         self._lines = lines
         return True
 
-    def _keep(self, page: Page, passed: exposition.SafePage, text: str, lines: list[str]) -> bool:
+    def _keep(self, page: Page, passed: str, text: str, lines: list[str]) -> bool:
         """Keep the structure of a page; False where what is `passed` on may depend on more than the values."""
         if not page.canonical or not page.samples or any(name.startswith("sglang_") for name, *_ in page.samples):
             return False
         self._native = None
-        if passed.text != text:
-            passed_lines = passed.text.splitlines()
+        if passed != text:
+            passed_lines = passed.splitlines()
             first_places = dict(zip(reversed(lines), reversed(range(len(lines))), strict=True))
             if not first_places.keys() >= set(passed_lines):  # a line was changed
                 return False
             self._native = [first_places[line] for line in passed_lines]
         self._begins = [0 if line[:1] in ("", "#") else line.rindex(" ") + 1 for line in lines]
         self._samples = [number - 1 for number in accumulate(map(bool, self._begins))]
-        self._lines, self._values, self._left_out = lines, page.values, passed.left_out
+        self._lines, self._values = lines, page.values
         return True
