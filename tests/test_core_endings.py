@@ -104,6 +104,15 @@ def test_the_exception_that_ended_a_scheduler_explains_its_end(
     assert (said.rank.words, said.place, said.figures["line"]) == ("TP0", f"{file}:7 in f", 6)
 
 
+def test_what_fails_in_sglangs_own_tests_ends_no_server(tmp_path: Path) -> None:
+    head, frame = "Traceback (most recent call last):", '  File "/sgl/python/sglang/{}", line 391, in run'
+    checks = [head, frame.format("test/test_utils.py"), "    a", "AssertionError: 1 not greater than 2", ""]
+    again = ["During handling of the above exception, another exception occurred:", "", head]
+    retry = [frame.format("srt/utils/common.py"), "    b", "Exception: retry() exceed maximum number of retries."]
+    assert "crashed" not in {each.diagnosis for each in judged(tmp_path, *checks, *again, *retry).findings}
+    assert crash(tmp_path, head, *retry)
+
+
 @pytest.mark.parametrize(
     ("line", "ending"),
     [

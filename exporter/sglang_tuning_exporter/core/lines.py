@@ -790,7 +790,7 @@ class _Traceback:
     indent: int = 0  # of a log pasted with blanks before each line
     headless: bool = False  # a log begins inside of it, or its head is lost
     phase: str = ""
-    inside: set[str] = field(default_factory=set)  # names of `_INSIDE`, and `main`
+    inside: set[str] = field(default_factory=set)  # names of `_INSIDE`, `main`, and `test`
 
     def read_frame(self, frame: re.Match[bytes], number: int) -> None:
         """Note the phase of a frame: the deepest one counts, but all inside a capture is capture, and an encoder is no phase."""
@@ -802,6 +802,8 @@ class _Traceback:
         self.inside |= {name for name, pattern in _INSIDE if pattern.search(function)}
         if _IN_MAIN.search(frame[2]):
             self.inside.add("main")
+        if b"/sglang/test/" in frame[2]:
+            self.inside.add("test")
         phase = next((name for name, pattern in _PHASES if pattern.search(function)), "")
         if phase and (phase in _WHOLE_PHASES or self.phase not in _WHOLE_PHASES):
             self.phase = phase
@@ -1506,7 +1508,8 @@ class Reader:
         found = _row_of(text)
         is_known = found is not None and (found[0].word == "launch_failed" or found[0].kind == "out_of_memory")
         row = found[0] if found is not None and is_known else None
-        by_somebody = text.startswith(_BY_SOMEBODY)
+        # SGLang's tests start servers, and their own failures stand in the same log.
+        by_somebody = text.startswith(_BY_SOMEBODY) or "test" in traceback.inside
         in_thread = "storage" in traceback.inside and not traceback.is_sure
         uncaught = bool(traceback.place) and not traceback.stamped and not in_thread
         if in_thread:

@@ -612,7 +612,7 @@ class Scheduler:
             self.graph = bool(figures["graph"])
             if "replayed" not in self._server.by_page:
                 self._count_batches(now, *((steps, 0.0) if self.graph else (0.0, steps)))
-            facts.graph_device = event.word or facts.graph_device
+            facts.graph_device = "" if self.graph else event.word or facts.graph_device
             name, size = ("replayed_most", running) if self.graph else ("eager_inverse", 1.0 / max(running, 1.0))
             bucket.most(name, size)
             if not self.graph and self._server.another_decides(self.dp, running, now):
