@@ -109,8 +109,9 @@ def test_what_fails_in_sglangs_own_tests_ends_no_server(tmp_path: Path) -> None:
     checks = [head, frame.format("test/test_utils.py"), "    a", "AssertionError: 1 not greater than 2", ""]
     again = ["During handling of the above exception, another exception occurred:", "", head]
     retry = [frame.format("srt/utils/common.py"), "    b", "Exception: retry() exceed maximum number of retries."]
-    assert "crashed" not in {each.diagnosis for each in judged(tmp_path, *checks, *again, *retry).findings}
-    assert crash(tmp_path, head, *retry)
+    start = AT.format(1, 0) + "server_args=ServerArgs(model_path='x')"
+    assert "crashed" not in {each.diagnosis for each in judged(tmp_path, start, *checks, *again, *retry).findings}
+    assert crash(tmp_path, start, head, *retry)
 
 
 @pytest.mark.parametrize(
