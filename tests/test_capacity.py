@@ -15,7 +15,8 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.capacity import Measured, Readings, Sums, capacities, fit, total
 from sglang_tuning_exporter.core.events import Event, Rank
 from sglang_tuning_exporter.core.server import Server
-from sglang_tuning_exporter.sglang.server_info import Load, parse_loads
+from sglang_tuning_exporter.sglang.metrics import RankFigures
+from sglang_tuning_exporter.sglang.server_info import parse_loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,18 +62,15 @@ finite = st.floats(0, 1e15, allow_nan=False)
 @given(
     st.lists(
         st.builds(
-            Load,
+            RankFigures,
             dp=st.integers(0, 3) | st.none(),
-            timestamp=st.floats(allow_nan=False, allow_infinity=False) | st.none(),
-            waiting_uncached_tokens=st.integers(0, 10**9) | st.none(),
-            prefill_uncached_tokens=st.integers(0, 10**12) | st.none(),
-            prefill_busy_seconds=finite | st.none(),
-            decode_moments=st.tuples(finite, finite, finite, finite, finite, finite) | st.none(),
+            waiting_tokens=st.integers(0, 10**9) | st.none(),
+            counted=st.tuples(*[finite] * 9) | st.none(),
         ),
         max_size=12,
     )
 )
-def test_any_counters_give_plausible_figures_or_none(loads: list[Load]) -> None:
+def test_any_counters_give_plausible_figures_or_none(loads: list[RankFigures]) -> None:
     measured, server = Measured(600.0), served()
     for second, load in enumerate(loads):
         measured.take([load], float(second))
@@ -118,13 +116,10 @@ def counted(measured: Measured, *, dp: int = 0, begin: float = 0.0, end: float =
         microseconds = moments._replace(seconds=1e6 * moments.seconds, batch_seconds=1e6 * moments.batch_seconds)
         measured.take(
             [
-                Load(
+                RankFigures(
                     dp=dp,
-                    timestamp=1e9 + at,
-                    waiting_uncached_tokens=6000,
-                    prefill_uncached_tokens=int(600 * (at - begin)),
-                    prefill_busy_seconds=0.2 * (at - begin),
-                    decode_moments=microseconds[3:],
+                    waiting_tokens=6000,
+                    counted=(1e9 + at, 600 * (at - begin), 2e5 * (at - begin), *microseconds[3:]),
                 )
             ],
             at,
@@ -236,7 +231,7 @@ def readings_of(capture: str) -> list[Sums]:
     readings = Readings(600.0)
     for name in sorted(kept):
         for load in parse_loads(kept[name]):
-            found = Sums.of_load(load)
+            found = Sums.counted(load)
             assert found is not None
             readings.take(found)
     return readings.intervals

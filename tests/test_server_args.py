@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.sglang.flags import parse_server_args
-from sglang_tuning_exporter.sglang.server_info import Load, parse_loads, parse_server_info
+from sglang_tuning_exporter.sglang.metrics import RankFigures
+from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_info
 
 LOGS = Path(__file__).parent / "data" / "logs"
 SECRETS = {"api_key", "admin_api_key", "ssl_keyfile", "ssl_keyfile_password", "hf_token"} | {
@@ -150,14 +151,11 @@ LOAD = {
 @pytest.mark.parametrize("answer", [{"version": "0.5.23", "loads": [LOAD]}, [LOAD]])
 def test_loads_are_read_for_every_dp_rank(answer: Any) -> None:
     assert parse_loads(json.dumps(answer)) == [
-        Load(
+        RankFigures(
             dp=1,
-            max_running_requests=4096,
-            timestamp=1774000000.5,
-            waiting_uncached_tokens=9000,
-            prefill_uncached_tokens=70000,
-            prefill_busy_seconds=2.5,
-            decode_moments=(3.0, 30.0, 900.0, 310.0, 9100.0, 30.0),
+            running_limit=4096,
+            waiting_tokens=9000,
+            counted=(1774000000.5, 70000.0, 2500000.0, 3.0, 30.0, 900.0, 310.0, 9100.0, 30.0),
         )
     ]
 

@@ -16,7 +16,8 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from sglang_tuning_exporter.config.files import key_in
 from sglang_tuning_exporter.sglang.exposition import owner_of
-from sglang_tuning_exporter.sglang.server_info import Load, ServerInfo, parse_loads, parse_server_info
+from sglang_tuning_exporter.sglang.metrics import RankFigures
+from sglang_tuning_exporter.sglang.server_info import ServerInfo, parse_loads, parse_server_info
 
 Reason: TypeAlias = Literal[
     "connection_refused",
@@ -126,7 +127,7 @@ class Client:
             return False if error.reason in {"timeout", "not_ready"} else None
         return True
 
-    def loads(self, timeout: float) -> list[Load]:
+    def loads(self, timeout: float) -> list[RankFigures]:
         """Return load and limits of each scheduler (`/v1/loads`, 0.5.8 on). Raise `ScrapeError`."""
         return parse_loads(self._get(self._base_url + "/v1/loads", timeout, "application/json", MOST_JSON_BYTES))
 

@@ -17,7 +17,7 @@ from math import floor, fsum, inf, isfinite, log2, nan, sqrt
 from typing import NamedTuple, TypeVar
 
 from sglang_tuning_exporter.core.server import Server
-from sglang_tuning_exporter.sglang import server_info
+from sglang_tuning_exporter.sglang.metrics import RankFigures
 
 # Student's t for a two-sided interval of 95 %, by degrees of freedom.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
@@ -46,6 +46,7 @@ LEAST_SERVING_SECONDS = 20.0
 STALE_SECONDS = 120.0  # older figures say nothing about now
 MOST_SCHEDULERS = 384
 MOST_FITS = 64
+_MICROSECONDS = frozenset({2, 5, 7})  # places in `Sums` that SGLang counts so
 T = TypeVar("T")
 
 
@@ -104,14 +105,11 @@ class Sums(NamedTuple):
     tokens: float = 0.0
 
     @classmethod
-    def of_load(cls, load: server_info.Load) -> Sums | None:
-        """Return the counters of an answer; None where the release has none, or the values are impossible."""
-        if load.timestamp is None or load.prefill_busy_seconds is None or load.prefill_uncached_tokens is None:
+    def counted(cls, load: RankFigures) -> Sums | None:
+        """Return what `/v1/loads` says that a scheduler counted; None where the release counts nothing, or the values are impossible."""
+        if load.counted is None:
             return None
-        found = cls(load.timestamp, load.prefill_uncached_tokens, load.prefill_busy_seconds)
-        if load.decode_moments is not None:
-            steps, batch, microseconds, squared, batch_microseconds, tokens = load.decode_moments
-            found = cls(*found[:3], steps, batch, microseconds / 1e6, squared, batch_microseconds / 1e6, tokens)
+        found = cls(*(each / 1e6 if place in _MICROSECONDS else each for place, each in enumerate(load.counted)))
         return found if found.are_possible else None
 
     @classmethod
@@ -389,16 +387,15 @@ class Measured:
         self._length = window_seconds
         self._ranks: dict[int | None, Readings] = {}
 
-    def take(self, loads: Sequence[server_info.Load], now: float) -> None:
+    def take(self, loads: Sequence[RankFigures], now: float) -> None:
         """Add one answer; each scheduler in it has a time stamp of its own, and a snapshot seen before is ignored."""
         for load in loads:
-            counted = Sums.of_load(load)
+            counted = Sums.counted(load)
             if counted is None or (load.dp not in self._ranks and len(self._ranks) >= MOST_SCHEDULERS):
                 continue
             rank = self._ranks.setdefault(load.dp, Readings(self._length))
             if rank.take(counted):
-                waiting = load.waiting_uncached_tokens
-                rank.seen_at, rank.waiting = now, None if waiting is None else float(waiting)
+                rank.seen_at, rank.waiting = now, load.waiting_tokens
 
     def forget(self) -> None:
         """Remove everything: another server runs, or the same one with other arguments."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
-from sglang_tuning_exporter.sglang import flags, server_info
+from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.advices import Advice, recognise
 from sglang_tuning_exporter.sglang.metrics import RankFigures
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval
 # With one of these a request may also wait for an adapter's slot, its prefix or a larger batch; or few start at a time
@@ -63,14 +64,14 @@ class Facts:
         default_factory=dict
     )  # prefill or decode: a capture of graphs has begun, and not ended
 
-    def take(self, seen: Event | server_info.ServerInfo | server_info.Load) -> None:
+    def take(self, seen: Event | ServerInfo | RankFigures) -> None:
         """Take a line of the start; or an answer: arguments and limits where the log has none, a scheduler's limit (`/v1/loads`)."""
         if isinstance(seen, Event):
             self._take_line(seen)
-        elif isinstance(seen, server_info.ServerInfo):
+        elif isinstance(seen, ServerInfo):
             self._take_info(seen)
-        elif seen.max_running_requests is not None:
-            self.limits[seen.dp] = float(seen.max_running_requests)
+        elif seen.running_limit is not None:
+            self.limits[seen.dp] = seen.running_limit
 
     def _take_line(self, event: Event) -> None:  # noqa: C901 - a kind of line each
         figures, dp = event.figures, event.rank.dp
@@ -114,7 +115,7 @@ class Facts:
         if left is not None:
             self.available[dp] = min(self.available.get(dp, left), left)
 
-    def _take_info(self, answer: server_info.ServerInfo) -> None:
+    def _take_info(self, answer: ServerInfo) -> None:
         self._forget()
         self.version = answer.version or self.version
         if answer.args and not self.knows_arguments:
@@ -122,9 +123,9 @@ class Facts:
             self.arguments, self.cut = dict(answer.args), False
             if self.arguments.get("chunked_prefill_size") is None and chunk is not None:
                 self.arguments["chunked_prefill_size"] = chunk
-        if answer.max_running_requests is not None:
-            for dp in {*self.limits, *self.pools, *self.page} or {None}:
-                self.limits[dp] = float(answer.max_running_requests)
+        limits = [each.running_limit for each in answer.ranks if each.running_limit is not None]
+        for dp in {*self.limits, *self.pools, *self.page} or {None} if limits else ():
+            self.limits[dp] = min(limits)
         tokens = min(filter(None, (each.kv_pool_tokens for each in answer.ranks)), default=None)
         if tokens is not None and self.pool() is None:
             self.pools[None] = float(tokens)

@@ -30,9 +30,9 @@ from sglang_tuning_exporter.core.server import (
     merged,
 )
 from sglang_tuning_exporter.core.view import BURN_RATES, View, explained, view_of
-from sglang_tuning_exporter.sglang import server_info
 from sglang_tuning_exporter.sglang.flags import VARYING_ARGS, are_same_settings
 from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 KEPT_SECONDS = 6 * 3600.0  # of sums, for the chart
 SETTLED_SECONDS = 2.0  # after which a scrape shows what a line says
@@ -173,7 +173,7 @@ class Watch:
 
     def take(
         self,
-        seen: Event | Scrape | server_info.ServerInfo | server_info.Load,
+        seen: Event | Scrape | ServerInfo | RankFigures,
         now: float = 0.0,
         begun: float | None = None,
         *,

@@ -25,7 +25,8 @@ _NOT_ARGUMENTS = frozenset({
     "hicache_object_layout", "max_total_num_tokens", "max_req_input_len", "last_gen_throughput", "memory_usage", "avg_spec_accept_length",
     _LIMIT,
 })  # fmt: skip
-_MOMENTS = 6
+# From 0.5.18 on, in a snapshot in shared memory that the scheduler writes; beside them six sums over decode steps.
+_COUNTED, _MOMENTS = ("timestamp", "total_prefill_uncached_tokens", "total_prefill_busy_us"), 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +36,7 @@ class ServerInfo:
     version: str | None = None
     args: dict[str, object] = field(default_factory=dict)
     ranks: list[RankFigures] = field(default_factory=list)  # without their DP ranks: in the order of the answers
-    max_running_requests: float | None = None  # in force on each scheduler, 0.5.8 on
     graph_batch_sizes: tuple[int, ...] = ()  # decode batch sizes with a captured graph, where known
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One scheduler in `/v1/loads` (0.5.8 on)."""
-
-    dp: int | None = None
-    max_running_requests: int | None = None
-    # From 0.5.18 on, from a snapshot in shared memory that the scheduler writes; the rest is cumulative since its start.
-    timestamp: float | None = None  # of the snapshot, unix seconds
-    waiting_uncached_tokens: int | None = None  # queued prompt tokens that are not in the prefix cache
-    prefill_uncached_tokens: int | None = None
-    prefill_busy_seconds: float | None = None
-    # Steps, then over steps the sums of batch, microseconds, batch squared, batch x microseconds, generated tokens. Only steps
-    # that follow another decode step directly are in it (`_accumulate_decode_moment`, srt/managers/scheduler.py).
-    decode_moments: tuple[float, ...] | None = None
-
-    @property
-    def counts_steps(self) -> bool:
-        """Whether this release counts its prefill and decode steps (0.5.18 on)."""
-        return self.timestamp is not None and self.prefill_busy_seconds is not None
 
 
 def parse_server_info(text: str | bytes) -> ServerInfo | None:
@@ -69,20 +48,18 @@ def parse_server_info(text: str | bytes) -> ServerInfo | None:
     found = [state for state in states if isinstance(state, dict)] if isinstance(states, list) else []
     if not found and {"last_gen_throughput", "memory_usage"} & document.keys():
         found = [document]  # 0.4.3 to 0.4.5
-    limits = [limit for each in found if (limit := _count(each.get(_LIMIT))) is not None]
     return ServerInfo(
         version=version if isinstance(version, str) and version else None,
         args=redacted(
             {key: value for key, value in document.items() if key not in _NOT_ARGUMENTS and is_argument(key)}
         ),
         ranks=[_rank(state) for state in found],
-        max_running_requests=min(limits, default=None),
         graph_batch_sizes=max(map(_graph_sizes, found), key=len, default=()),
     )
 
 
-def parse_loads(text: str | bytes) -> list[Load]:
-    """Read an answer of `/v1/loads`; no loads for what is not one (0.5.9 can answer 500)."""
+def parse_loads(text: str | bytes) -> list[RankFigures]:
+    """Read an answer of `/v1/loads` (0.5.8 on); no schedulers for what is not one (0.5.9 can answer 500)."""
     document = _document(text)
     listed = document.get("loads") if isinstance(document, dict) else document
     return [_load(load) for load in listed if isinstance(load, dict)] if isinstance(listed, list) else []
@@ -104,6 +81,7 @@ def _rank(state: dict[str, Any]) -> RankFigures:
         graph_memory_gb=_graph_gb(memory.get("graph", memory.get("cuda_graph"))),  # cuda_graph up to 0.5.2
         available_gpu_memory_gb=_figure(memory.get("startup_available")),
         kv_pool_tokens=_count(memory.get("token_capacity")),
+        running_limit=_count(state.get(_LIMIT)),  # 0.5.8 on
     )
 
 
@@ -120,24 +98,16 @@ def _graph_gb(value: Any) -> float | None:
     return _figure(value)
 
 
-def _load(load: dict[str, Any]) -> Load:
-    busy = _count(load.get("total_prefill_busy_us"))
-    return Load(
+def _load(load: dict[str, Any]) -> RankFigures:
+    moments = load.get("decode_moments")
+    listed = [*(load.get(name) for name in _COUNTED), *(moments if isinstance(moments, list) else [0] * _MOMENTS)]
+    counted = tuple(figure for figure in map(_figure, listed) if figure is not None and figure >= 0)
+    return RankFigures(
         dp=_count(load.get("dp_rank")),
-        max_running_requests=_count(load.get("max_running_requests")),
-        timestamp=_figure(load.get("timestamp")),
-        waiting_uncached_tokens=_count(load.get("num_waiting_uncached_tokens")),
-        prefill_uncached_tokens=_count(load.get("total_prefill_uncached_tokens")),
-        prefill_busy_seconds=None if busy is None else busy / 1e6,
-        decode_moments=_moments(load.get("decode_moments")),
+        running_limit=_count(load.get("max_running_requests")),
+        waiting_tokens=_count(load.get("num_waiting_uncached_tokens")),
+        counted=counted if len(counted) == len(listed) == len(_COUNTED) + _MOMENTS else None,
     )
-
-
-def _moments(value: Any) -> tuple[float, ...] | None:
-    """Return the six sums; None where one is missing."""
-    sums = [_figure(each) for each in value] if isinstance(value, list) and len(value) == _MOMENTS else []
-    found = tuple(each for each in sums if each is not None and each >= 0)
-    return found if len(found) == _MOMENTS else None
 
 
 def _figure(value: Any) -> float | None:
