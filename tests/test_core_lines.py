@@ -140,6 +140,12 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
         "graph",
         {"available": 9.87, "used": 2.06, "prefill": 1},
     ),
+    (
+        "Capture npu graph end. mem usage=8.79 GB. avail mem=9.11 GB.",
+        "memory",
+        "graph",
+        {"available": 9.11, "used": 8.79},
+    ),
     ("The server is fired up and ready to roll!", "ready", "", {}),
     ("Watchdog timeout (self.watchdog_timeout=300)", "hang", "scheduler", {"seconds": 300}),
     (

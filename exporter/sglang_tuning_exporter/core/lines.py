@@ -592,6 +592,7 @@ _TOKENS, _MOST = rb"(?P<tokens>\d{1,9})", rb"(?P<most>\d{1,9})"
 _LIMIT_TO = rb"(?P<max_running_requests>\d{1,12})\b"
 _RID = rb", self\.rid='[\w-]{1,80}'$"
 _DEVICES = rb"(?:CUDA|HIP|NPU|MUSA|XPU)"
+_GPU = b"(?i:cuda|hip|npu|musa|xpu|hpu)"
 SILENT = ("request", "known")
 _QUOTED = ("hicache", "no_pool")  # their events have the line
 _ABORT = "aborted"
@@ -615,9 +616,9 @@ ROWS = (
     Row("memory", rb"Load weight end\.", "0.3.0", "weights"),
     Row("memory", rb"Mamba Cache is allocated\.", "0.5.3", "state_cache"),
     Row("memory", rb"Memory pool end\.", "0.3.0", "pool"),
-    Row("memory", rb"Capture (?:[\w -]{0,60}?)[Cc][Uu][Dd][Aa] graph begin\.", "0.3.0", "graph_begin"),
-    Row("memory", rb"Capture (?:[\w -]{0,60}?)[Cc][Uu][Dd][Aa] graph end\.", "0.4.3", "graph"),
-    Row("memory", rb"Capture cuda graph bs \[", "0.4.3", "graph_sizes"),
+    Row("memory", rb"Capture (?:[\w -]{0,60}?)" + _GPU + rb" graph begin\.", "0.3.0", "graph_begin"),
+    Row("memory", rb"Capture (?:[\w -]{0,60}?)" + _GPU + rb" graph end\.", "0.4.3", "graph"),
+    Row("memory", rb"Capture " + _GPU + rb" graph bs \[", "0.4.3", "graph_sizes"),
     Row("known", rb"KV Cache |Post-capture KV sizing: |max_running_requests ", "0.5.16"),
     Row("ready", rb"The server is fired up and ready to roll!", "0.3.0"),
     # Life: srt/utils, srt/managers, srt/entrypoints/http_server.py, engine.py.
@@ -655,7 +656,7 @@ ROWS = (
     Row("out_of_memory", rb"ValueError: Out of memory even after retracting all other requests", "0.5.3", "decode"),
     Row("out_of_memory", rb"ValueError: Loaded weights leave no GPU memory for the KV cache\b", "0.5.20", "startup"),
     Row("out_of_memory", _ALLOCATED + rb"Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static", "0.3.0", "startup"),
-    Row("out_of_memory", rb"(?:\w+: )?Capture (?:[\w -]{0,40})?(?:cuda|CUDA) graph failed: (?=.{0,1000}(?i:out of memory))", "0.3.0", "graph_capture"),
+    Row("out_of_memory", rb"(?:\w+: )?Capture (?:[\w -]{0,40})?" + _GPU + rb" graph failed: (?=.{0,1000}(?i:out of memory))", "0.3.0", "graph_capture"),
     Row("out_of_memory", rb"(?:torch\.(?:cuda\.)?)?OutOfMemoryError: |(?:torch\.AcceleratorError|RuntimeError): " + _DEVICES
         + rb" (?:error: )?out of memory", "0.3.0"),
     # Prompts: validate_input_length, srt/managers/utils.py; _validate_one_request, tokenizer_manager.py.
@@ -936,7 +937,7 @@ def _without_values(text: bytes) -> bytes:
 
 
 _SIZES = re.compile(rb"\bbs[= ]\[([\d, ]{0,12000})\]")
-_GRAPH_OF = re.compile(rb"Capture ([\w -]{0,60}?)cuda graph", re.IGNORECASE)
+_GRAPH_OF = re.compile(rb"Capture ([\w -]{0,60}?)" + _GPU + b" graph")
 _OF_PREFILL = re.compile(rb"prefill|piecewise|breakable", re.IGNORECASE)
 _OF_DECODE = (b"", b"target decode", b"target verify", b"decode")
 # The figures of the start: `avail mem=12.25 GB`, `K size: 19.5 GB`.
