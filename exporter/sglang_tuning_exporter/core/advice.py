@@ -958,7 +958,7 @@ def _named(view: View, words: str) -> list[Change]:
     return changes
 
 
-def by_sglang(view: View, said: Advice) -> list[Change]:
+def _by_sglang(view: View, said: Advice) -> list[Change]:
     """Return what SGLang recommends as a change of the first flag that this release has; nothing where it has none."""
     ways = {each: way for each, way in said.ways.items() if way}
     flag = next((each for each in ways if each.startswith("--") and view.facts.flag(_arg_of(each))), None)
@@ -975,13 +975,30 @@ def by_sglang(view: View, said: Advice) -> list[Change]:
     return [_say(f"set {variables} as SGLang's own line says", why, not_if)] if variables else []
 
 
-def way_of(said: Advice, arg: str) -> str:
-    """Return the direction in which a recommendation of SGLang's goes for an argument; empty where it only names it."""
-    return _WAYS.get(said.ways.get(f"--{arg.replace('_', '-')}", ""), "")
+def _sglang_first(row: rows.Row, view: View, offered: list[Change]) -> list[Change]:
+    """Put what SGLang itself recommends in its start about a row's flag before the row's own change, and leave out what it contradicts.
+
+    Where it recommends the same, ours stands: it has a value.
+    """
+    arg = row.remedy.arg
+    ours = {change.direction for change in offered if change.arg == arg}
+    about = view.facts.recommended(arg) if arg else []
+    other = [said for said in about if _WAYS.get(said.ways.get(row.remedy.flag, ""), "") not in ours]
+    says = [_reasoned(row, view, change) for said in other for change in _by_sglang(view, said)]
+    against = {(each.arg, _OTHER_WAY.get(each.direction)) for each in _all_by_sglang(view)}
+    own = [change for change in offered if (change.arg, change.direction) not in against]
+    return [*says, *(change for change in own if not says or change.arg != arg)]
+
+
+_OTHER_WAY = {"raise": "lower", "lower": "raise", "add": "drop", "drop": "add"}
+
+
+def _all_by_sglang(view: View, _: frozenset[str] = frozenset()) -> list[Change]:
+    return [change for said in view.facts.recommended() for change in _by_sglang(view, said)]
 
 
 ADVICE: Mapping[str, Advise] = {
-    "sglang_recommends": lambda view, _: [each for said in view.facts.recommended() for each in by_sglang(view, said)],
+    "sglang_recommends": _all_by_sglang,
     "no_kv_cache": _no_kv_cache,
     "kv_transfer_failing": _transfers,
     "hicache_degraded": _hicache,
@@ -1081,12 +1098,18 @@ _OTHERS: Mapping[tuple[str, str], Change] = {(each.arg, each.direction): each fo
 
 
 def advise(row: rows.Row, view: View, holding: frozenset[str]) -> list[Change]:
-    """Return the changes of a row, best first: of flags that figures show to cause it, then its own; without a function the row's words."""
+    """Return the changes of a row, best first: what SGLang itself recommends, of flags that figures show to cause it, then its own."""
+    changes = _changes(row, view, holding)
+    return changes if row.any_load else _sglang_first(row, view, changes)
+
+
+def _changes(row: rows.Row, view: View, holding: frozenset[str]) -> list[Change]:
+    """Return the changes of a row by what was seen; without a function the row's own."""
     is_about_them = row.id == "flags_away_from_defaults"
     found = rows.beside(view) if is_about_them else rows.proven(view)
     known = [change for change, causes in found.items() if row.id in causes or is_about_them]
     first = [
-        reasoned(
+        _reasoned(
             row,
             view,
             replace(_set(view, each.arg, each.to, each.gain), why=each.why, not_if=each.not_if, cost=each.cost),
@@ -1104,10 +1127,10 @@ def advise(row: rows.Row, view: View, holding: frozenset[str]) -> list[Change]:
     if not offers and not row.needs_advice:
         offers = [_say("no change of a flag is known that helps here" if row.remedy.arg else "")]
     accepted = (each if isinstance(each, tuple) else (each,) for each in offers if _can(view, each))
-    return [*first, *(reasoned(row, view, change) for group in accepted for change in group)]
+    return [*first, *(_reasoned(row, view, change) for group in accepted for change in group)]
 
 
-def reasoned(row: rows.Row, view: View, change: Change) -> Change:
+def _reasoned(row: rows.Row, view: View, change: Change) -> Change:
     """Return a change with its reasons: those that it has, of the row where it is its flag or none, else of the table."""
     own, figures = row.remedy, figures_of(view)
     name = change.arg.removesuffix("_decode") if change.arg == view.facts.graph_arg else change.arg

@@ -316,7 +316,7 @@ class _Advised:
     def _own(self, row: Row) -> tuple[Change, ...]:
         offered = advice.advise(row, self.view, self.holding)
         kept: dict[str, Change] = {}
-        for change in offered if row.any_load else self._after_sglang(row, offered):
+        for change in offered:
             if self._is_right(row, change):
                 kept.setdefault(change.arg or f"words {len(kept)}", change)
         if offered and not kept and not row.needs_advice:
@@ -342,22 +342,7 @@ class _Advised:
             return True
         return have_effect(view.facts.release, {**self.values, arg: change.to}, advice.typed_settings(view))
 
-    def _after_sglang(self, row: Row, offered: list[Change]) -> list[Change]:
-        """Put what SGLang itself recommends in its start about a row's flag before the row's own change, and leave out what it contradicts.
 
-        Where it recommends the same, ours stands: it has a value.
-        """
-        view, arg = self.view, row.remedy.arg
-        ways = {change.direction for change in offered if change.arg == arg}
-        about = [said for said in view.facts.recommended(arg) if arg and advice.way_of(said, arg) not in ways]
-        says = [advice.reasoned(row, view, change) for said in about for change in advice.by_sglang(view, said)]
-        every = [each for said in view.facts.recommended() for each in advice.by_sglang(view, said)]
-        against = {(each.arg, _OTHER_WAY.get(each.direction)) for each in every}
-        own = [change for change in offered if (change.arg, change.direction) not in against]
-        return [*says, *(change for change in own if not says or change.arg != arg)]
-
-
-_OTHER_WAY = {"raise": "lower", "lower": "raise", "add": "drop", "drop": "add"}
 # What a change takes: after an out-of-memory failure nothing takes memory, while requests are retracted none are added.
 _MEMORY, _REQUESTS = frozenset({"memory"}), frozenset({"requests"})
 _TAKES = {

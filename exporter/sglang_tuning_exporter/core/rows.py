@@ -131,20 +131,23 @@ def _waits(reason: str, name: str, needs: str = "load") -> When:
     return replace(_share("admission", reason, name=name, needs=needs), limit=lambda view: view.reason_limit)
 
 
+def _retracts(where: Callable[[View], bool] = lambda _: True, needs: str = "load") -> When:
+    """Return the condition of many retractions, `where` they are those of this row."""
+    return _fact(
+        lambda view: view.retractions_a_minute if where(view) else None, limit=lambda view: view.retractions_tolerated,
+        counts=("retractions",), name="retractions per minute of serving time", unit="per_minute", needs=needs,
+    )  # fmt: skip
+
+
+def _start(limit: str, side: Side = "above") -> When:
+    """Return the condition of the memory that is free once a server has started."""
+    return _fact(
+        lambda view: view.facts.reserve_gb, side=side, limit=limit, name="available_gpu_mem at start-up", unit="GB", needs="the start",
+    )  # fmt: skip
+
+
 def _event(*counts: str, name: str) -> When:
     return When("event", lambda view: sum(view.totals[each] for each in counts), counts, name=name, needs="a log")
-
-
-def _reserve(view: View) -> float | None:
-    return view.facts.reserve_gb
-
-
-def _retractions(view: View) -> float:
-    return view.retractions_a_minute
-
-
-def _tolerated(view: View) -> float:
-    return view.retractions_tolerated
 
 
 _failure = partial(Row, severity="critical", after=0.0, until=600.0, any_load=True, protects="memory")
@@ -215,16 +218,6 @@ def _hang(view: View) -> float | None:
     return max(longest, view.silent_seconds if totals["health_failures"] else 0.0)
 
 
-def _down(view: View) -> float | None:
-    """Whether it does not answer."""
-    return float(bool(view.down)) if view.down or view.scraped else None
-
-
-def _often_down(view: View) -> float | None:
-    """The share of two hours in which it was down, where that was again and again."""
-    return view.down_share if view.down_share is None or view.outages >= MANY_OUTAGES else 0.0
-
-
 def _transfers(view: View) -> float | None:
     """Requests that failed between the two servers of a pair, by the minute."""
     totals, failed = view.totals, view.failed_transfers
@@ -257,6 +250,16 @@ def _trouble(name: str) -> Measure:
     return lambda view: float(name in view.troubles)
 
 
+def _out_of_memory(phase: str, guide: str, remedy: Change) -> Row:
+    """Return the row of out-of-memory failures under load, in one phase."""
+    failed = f"SGLang ran out of memory during {phase}."
+    return _failure(
+        id=f"out_of_memory_{phase}", title=f"out of memory in {phase}", past=failed, summary=failed, guide=guide, remedy=remedy,
+        when=_event(f"out_of_memory.{phase}", name=f"out-of-memory failures in {phase}"),
+        seen=f"{{value}} out-of-memory failure{{s}} in {phase}",
+    )  # fmt: skip
+
+
 FAILURES = _rows(
     _failure(
         id="no_kv_cache",
@@ -274,13 +277,8 @@ FAILURES = _rows(
             "another process holds the memory: check nvidia-smi",
         ),
     ),
-    _failure(
-        id="out_of_memory_prefill",
-        title="out of memory in prefill",
-        past="SGLang ran out of memory during prefill.",
-        when=_event("out_of_memory.prefill", name="out-of-memory failures in prefill"),
-        summary="SGLang ran out of memory during prefill.",
-        seen="{value} out-of-memory failure{s} in prefill",
+    _out_of_memory(
+        "prefill",
         guide='"Avoid out-of-memory errors": on OOM in prefill lower --chunked-prefill-size to 4096, then 2048',
         remedy=Change(
             "chunked_prefill_size",
@@ -291,13 +289,8 @@ FAILURES = _rows(
             "Time to first token of long prompts rises.",
         ),
     ),
-    _failure(
-        id="out_of_memory_decode",
-        title="out of memory in decode",
-        past="SGLang ran out of memory during decode.",
-        when=_event("out_of_memory.decode", name="out-of-memory failures in decode"),
-        summary="SGLang ran out of memory during decode.",
-        seen="{value} out-of-memory failure{s} in decode",
+    _out_of_memory(
+        "decode",
         guide='"Avoid out-of-memory errors": on OOM in decode lower --max-running-requests',
         remedy=Change(
             _LIMIT,
@@ -419,7 +412,11 @@ FAILURES = _rows(
         title="server down",
         severity="critical",
         any_load=True,
-        when=_fact(_down, name="1 while it does not answer", needs="metrics"),
+        when=_fact(
+            lambda view: float(bool(view.down)) if view.down or view.scraped else None,
+            name="1 while it does not answer",
+            needs="metrics",
+        ),
         summary="SGLang does not answer.",
         past="SGLang did not answer until {until}.",
         seen="{value}",
@@ -455,7 +452,7 @@ FAILURES = _rows(
         after=0.0,
         any_load=True,
         when=_fact(
-            _often_down,
+            lambda view: view.down_share if view.down_share is None or view.outages >= MANY_OUTAGES else 0.0,
             limit=OFTEN_DOWN,
             name="share of the last two hours in which it was down",
             needs="metrics",
@@ -497,12 +494,6 @@ FAILURES = _rows(
 
 
 # Why requests wait
-
-
-def _retractions_at_ceiling(view: View) -> float | None:
-    """Retractions a minute where a higher conservativeness has no effect."""
-    above = (view.facts.number("schedule_conservativeness") or 0.0) > CEILING
-    return view.retractions_a_minute if above else None
 
 
 def _prefill(view: View) -> float | None:
@@ -664,12 +655,8 @@ LIMITS = _rows(
         id="conservativeness_ineffective",
         title="retracting {value}/min",
         protects="requests",
-        when=_fact(
-            _retractions_at_ceiling,
-            limit=_tolerated,
-            counts=("retractions",),
-            name="retractions per minute of serving time",
-            unit="per_minute",
+        when=_retracts(
+            lambda view: (view.facts.number(_CONSERVATIVENESS) or 0.0) > CEILING,
             needs="load, and --schedule-conservativeness above 1.43",
         ),
         summary="SGLang keeps retracting requests, and a higher --schedule-conservativeness has no further effect.",
@@ -692,13 +679,7 @@ LIMITS = _rows(
         id="retracting_too_often",
         title="retracting {value}/min",
         protects="requests",
-        when=_fact(
-            _retractions,
-            limit=_tolerated,
-            counts=("retractions",),
-            name="retractions per minute of serving time",
-            unit="per_minute",
-        ),
+        when=_retracts(),
         summary="SGLang keeps retracting running requests: the KV cache is full.",
         past="SGLang retracted running requests {times} until {until}: the KV cache was full.",
         seen="{value} retractions/min",
@@ -920,14 +901,7 @@ LIMITS = _rows(
         past="SGLang started with too little free GPU memory.",
         after=600.0,
         any_load=True,
-        when=_fact(
-            _reserve,
-            side="below",
-            limit="reserve_lower_gb",
-            name="available_gpu_mem at start-up",
-            unit="GB",
-            needs="the start",
-        ),
+        when=_start("reserve_lower_gb", "below"),
         summary="SGLang started with too little free GPU memory: it may run out of memory.",
         seen="{value} free on the GPU at start-up",
         guide='"Tune --mem-fraction-static": lower it where available_gpu_mem at start-up is below 5 GB; 5-8 GB is good',
@@ -1496,11 +1470,6 @@ def _no_prefixes(view: View) -> float | None:
     return view.cached_share if sorts and _sharing(view) is not None else None
 
 
-def _proven_flags(view: View) -> float | None:
-    """Flags away from their defaults that figures show to be the cause."""
-    return float(len(beside(view)))
-
-
 def _fits_one_gpu(view: View) -> float | None:
     """GB of the weights of the whole model, where tensor parallelism alone splits them and the load would fit as well."""
     facts, weights, usage = view.facts, view.facts.weights_gb, view.mean("usage")
@@ -1511,11 +1480,6 @@ def _fits_one_gpu(view: View) -> float | None:
     model = weights * facts.shards
     left = 1.0 - (model - weights) / facts.pools_gb if facts.pools_gb else 1.0  # of a KV cache
     return None if usage is not None and usage > view.profile.token_usage_target * left else model
-
-
-def _one_gpu_gb(view: View) -> float:
-    """Return the GB of weights that leave a GPU room for its KV cache."""
-    return (USUAL_FRACTION - ROOM_FOR_POOL) * (view.facts.capacity_gb or 0.0)
 
 
 def _replicas(view: View) -> float | None:
@@ -1561,16 +1525,6 @@ def _latent_pool_full(view: View) -> float | None:
         return None
     split = facts.is_on("enable_dp_attention") or facts.attention_ranks > 1
     return None if split else view.share("admission", "pool_full")
-
-
-def _recommended(view: View) -> float | None:
-    """What SGLang itself recommends in the lines of its start, for a flag that this release has."""
-    return float(len(view.facts.recommended()))
-
-
-def _settings(view: View) -> float | None:
-    """Settings other than the guide's for this workload."""
-    return float(len(differing(view))) if view.facts.knows_arguments else None
 
 
 def differing(view: View) -> list[profiles.Setting]:
@@ -1634,7 +1588,11 @@ CHANCES = _rows(
     _chance(
         id="sglang_recommends",
         any_load=True,
-        when=_fact(_recommended, name="recommendations of SGLang's own at its start", needs="the start"),
+        when=_fact(
+            lambda view: float(len(view.facts.recommended())),
+            name="recommendations of SGLang's own at its start",
+            needs="the start",
+        ),
         summary="SGLang itself recommends other settings in the lines of its start.",
         at_once=True,
         seen="{value} recommendation{s} in the lines of its start",
@@ -1721,13 +1679,7 @@ CHANCES = _rows(
         past="GPU memory stayed unused that the KV cache could have used.",
         after=600.0,
         any_load=True,
-        when=_fact(
-            _reserve,
-            limit="reserve_upper_gb",
-            name="available_gpu_mem at start-up",
-            unit="GB",
-            needs="the start",
-        ),
+        when=_start("reserve_upper_gb"),
         summary="GPU memory stays unused that the KV cache could use.",
         seen="{value} free on the GPU at start-up",
         guide='"Tune --mem-fraction-static": 5-8 GB of available_gpu_mem at start-up is good; with 10-20 GB raise it in steps of 0.01',
@@ -1805,7 +1757,9 @@ CHANCES = _rows(
     ),
     _chance(
         id="flags_away_from_defaults",
-        when=_fact(_proven_flags, name="flags that differ from SGLang's defaults and can cause this"),
+        when=_fact(
+            lambda view: float(len(beside(view))), name="flags that differ from SGLang's defaults and can cause this"
+        ),
         summary="Flags that differ from SGLang's defaults can delay requests.",
         seen="{value} flag{s} with a value other than the default that can cause this",
         guide=_NOT_IN_GUIDE + "without another explanation, check the flags that differ from the defaults first",
@@ -1822,7 +1776,9 @@ CHANCES = _rows(
         any_load=True,
         when=_fact(
             _fits_one_gpu,
-            limit=_one_gpu_gb,
+            limit=lambda view: (
+                (USUAL_FRACTION - ROOM_FOR_POOL) * (view.facts.capacity_gb or 0.0)
+            ),  # room for a KV cache
             side="below",
             name="weights of the whole model",
             unit="GB",
@@ -1914,7 +1870,10 @@ CHANCES = _rows(
     ),
     _chance(
         id="profile_settings",
-        when=_fact(_settings, name="settings other than the guide's for this workload"),
+        when=_fact(
+            lambda view: float(len(differing(view))) if view.facts.knows_arguments else None,
+            name="settings other than the guide's for this workload",
+        ),
         summary="SGLang's guide recommends other settings for this profile.",
         seen="{value} setting{s} other than what the guide recommends for this profile",
         guide="newest edition: settings for online, offline, long-context and multi-turn servers",
