@@ -23,7 +23,6 @@ from sglang_tuning_exporter.core.judge import (
     STARTING,
     STOPPED,
     Measured,
-    past_without_figures,
 )
 from sglang_tuning_exporter.core.rows import BY_ID, REPLICA_HELPS, REPLICA_HELPS_AFTER_A_FLAG, ROWS, Row
 from sglang_tuning_exporter.core.server import Server
@@ -248,7 +247,7 @@ def _sentence(judgement: Judgement, view: View) -> str:
     if row is None:
         return BUT_MUTED if judgement.sentence == BUT_MUTED else SENTENCES.get(judgement.verdict, TOO_LITTLE)
     is_over = judgement.own is not None and judgement.own.over
-    return past_without_figures(row) if is_over else fill(row.summary, figures_of(view))
+    return row.over("a few minutes ago") if is_over else fill(row.summary, figures_of(view))
 
 
 def words_of(change: Change) -> tuple[str, ...]:

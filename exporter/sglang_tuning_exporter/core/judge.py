@@ -36,7 +36,6 @@ from sglang_tuning_exporter.core.rows import (
     Row,
     costly_settings,
     explained_by_flag,
-    proven,
 )
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, USUAL_CAPTURED, WAITS, Server, Totals
 from sglang_tuning_exporter.core.view import View, explained
@@ -57,7 +56,6 @@ SURVIVED_SECONDS = 60.0  # of work after a failure: it did not end by it
 PAST_SECONDS = 120.0  # what was not seen for so long is over
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
 NEARLY_ALL_GIVEN_UP = 0.5  # of the requests that ended
-MOSTLY_REFUSED = 0.5  # of the requests: then nothing is well
 LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
 MOST_QUOTED = 2  # decisions of SGLang's, in one finding
 RECOMMENDS = "sglang_recommends"
@@ -83,7 +81,7 @@ def weigh(view: View) -> Measured:
     if RECOMMENDS in left and view.has_enough_load:  # what SGLang recommends matters under a load that something limits
         others = [BY_ID[each] for each in left if each != RECOMMENDS]
         about = (row.remedy.arg and view.facts.recommended(row.remedy.arg) for row in others)
-        if not any(is_limit(row.id, measured) for row in others) and not any(about):
+        if not any(row.is_limit(view) for row in others) and not any(about):
             return replace(measured, holding=tuple(row.id for row in others))
     return measured
 
@@ -116,9 +114,13 @@ class Measured:
     @property
     def verdict(self) -> str:
         """The diagnosis that limits the server, or the word for why there is none."""
-        view, limits = self.view, [row for row in self.holding if is_limit(row, self)]
-        if limits:
-            return min(limits, key=self.place)
+        limits = [name for name in self.holding if BY_ID[name].is_limit(self.view)]
+        return min(limits, key=self.place) if limits else self.without_limit
+
+    @property
+    def without_limit(self) -> str:
+        """The word for why nothing limits the server."""
+        view = self.view
         if view.starting or view.stopped:
             return STARTING if view.starting else STOPPED
         if view.has_enough_load and view.waits_unexplained_yet:
@@ -156,32 +158,6 @@ class Measured:
         return unproven, -URGENCY[BY_ID[row].severity], _ORDER[row]
 
 
-def is_limit(name: str, measured: Measured) -> bool:
-    """Whether a finding can be the verdict: a full KV cache only where its queue is not what the profile calls good."""
-    view, often = measured.view, measured.view.profile.frequent_share
-
-    def mostly(signal: str, state: str) -> bool:
-        return (view.share(signal, state) or 0.0) > often
-
-    waits = view.waited_share > often
-    match name:
-        case "flags_away_from_defaults":  # a flag that figures show to be the cause
-            return waits and bool(proven(view))
-        case "requests_refused":  # clients of a healthy server get their answers
-            return measured.figures[name].value > MOSTLY_REFUSED
-        case "shared_prefixes_unused":  # prefixes are computed again and again because the cache loses them
-            return waits and not mostly("queue", "in_range") and mostly("admission", "pool_full")
-        case "running_far_below_limit":
-            named = any(name in causes for causes in proven(view).values())
-            elsewhere = view.totals["elsewhere"] > often * view.known["queue"]  # of the other side of a pair
-            unknown = view.known["queue"] == 0  # how long they wait is not in a log of decode lines alone
-            if view.profile.queue_lower is None:
-                return named or elsewhere or unknown or view.totals["retractions"] > 1
-            return named or elsewhere or unknown or mostly("queue", "below_range")
-    is_assumed = name == "cuda_graph_off" and view.may_exceed_small_graphs
-    return not BY_ID[name].chance and not is_assumed
-
-
 def is_served(view: View) -> bool:
     """Whether clients get their answers: requests end without being given up, or tokens are delivered while requests run."""
     share, totals = view.given_up_share, view.totals
@@ -198,7 +174,7 @@ def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, 
     first = next((each for each in found if each.is_limit), None)
     if first is not None:
         return first.diagnosis, first.headline, first.severity
-    view, figures, verdict = measured.view, measured.figures, replace(measured, holding=()).verdict
+    view, figures, verdict = measured.view, measured.figures, measured.without_limit
     if verdict in {HEALTHY, NO_LIMIT} and any(figures[name].holds for name in view.profile.accepts & figures.keys()):
         return verdict, BUT_MUTED, "none"
     sentence = SENTENCES.get(verdict)
@@ -259,7 +235,7 @@ def _retracted(view: View) -> str:
 
 def _is_said_alone(row: Row, measured: Measured) -> bool:
     """Whether a row is said without a change: one that needs none, or a hint that needs no load and is the verdict."""
-    return not row.needs_advice or (row.chance and row.any_load and is_limit(row.id, measured))
+    return not row.needs_advice or (row.chance and row.any_load and row.is_limit(measured.view))
 
 
 def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
@@ -268,7 +244,9 @@ def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Fi
     for name in sorted(measured.holding, key=lambda each: (BY_ID[each].chance, _ORDER[each])):
         advised.take(BY_ID[name])
     said = {name for name, changes in advised.changes.items() if changes or _is_said_alone(BY_ID[name], measured)}
-    order = sorted(said, key=lambda each: (BY_ID[each].chance, not is_limit(each, measured), measured.place(each)))
+    order = sorted(
+        said, key=lambda each: (BY_ID[each].chance, not BY_ID[each].is_limit(measured.view), measured.place(each))
+    )
     because = {name: tuple(each for each in measured.causes(BY_ID[name]) if each in said) for name in order}
     return tuple(_worded(BY_ID[name], measured, advised.changes[name], because[name]) for name in order)
 
@@ -377,7 +355,7 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
     elif not guide.startswith(("not in", "the guide has")):
         guide = f"SGLang's tuning guide, {guide}"
     return Finding(
-        row.id, row.alert, row.severity, is_limit(row.id, measured), _headline(row, view, said), _sentence(row, view, figure, said), guide,
+        row.id, row.alert, row.severity, row.is_limit(view), _headline(row, view, said), _sentence(row, view, figure, said), guide,
         confidence, (replace(figure, name=advice.fill(figure.name, figures)), *_supporting(row, view)), changes, because,
         notes=tuple(_notes(row, view)), explained_by=said,
     )  # fmt: skip
@@ -543,16 +521,10 @@ def timed(finding: Finding, server: Server, begin: float, end: float, *, now: fl
     over, headline = "{until}" in row.past and now - until > PAST_SECONDS, finding.headline
     if over:
         number, minutes = sum(counts[name] for name in row.when.counts), int(until // 60) % (24 * 60)
-        past = row.past.replace("{until}", f"{minutes // 60:02}:{minutes % 60:02}")
-        past = past.replace("{times}", f"{number:,.0f} times" if number != 1 else "once")
-        headline = _in_its_words(row, past, finding.explained_by)
+        often = f"{number:,.0f} times" if number != 1 else "once"
+        words = row.over(f"{minutes // 60:02}:{minutes % 60:02}", often)
+        headline = _in_its_words(row, words, finding.explained_by)
     return replace(finding, headline=headline, since=since, until=until, over=over)
-
-
-def past_without_figures(row: Row) -> str:
-    """Return the summary of a row that is over, without a time or a count."""
-    words = row.past.replace(" {times}", "").replace(", the last time at {until}", "")
-    return words.replace("{until}", "a few minutes ago")
 
 
 def going_on_first(found: tuple[Finding, ...]) -> tuple[Finding, ...]:

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.config.values import UsageError, suggestion
-from sglang_tuning_exporter.core.findings import Change, Severity, Unit, Value
+from sglang_tuning_exporter.core.findings import Change, Severity, Unit, Value, capitalised
 from sglang_tuning_exporter.core.view import BURN_RATES, MOSTLY_PREFILL, SHARING, SHORTEST_TIMEOUT, View, counted
 from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.metrics import Histogram
@@ -57,12 +57,12 @@ class Row:
     """One diagnosis.
 
     title: a few words for a notification's title; `{value}` is its figure with its unit. alert: its name, by the id; without a title there is
-    none. seen: what was seen, by the figure's name. past: the summary when it is over, over `{until}`
-    and `{times}`; without a time it is said of an alert only. unless: rows that explain the same evidence better. causes: rows that
-    this one can follow from; with `borrows` it takes their advice. needs_advice: without a change that is left it is no finding.
-    protects: what no other finding's change may take while this one holds: `memory`, `requests`. after, until: seconds of the alert
-    clock. chance: an opportunity, never the verdict. remedy: without an argument it is advice to people; its words stand where no value can
-    be computed.
+    none. seen: what was seen, by the figure's name. past: the summary when it is over, over `{until}` and `{times}`; without a time it is
+    said of an alert only. unless: rows that explain the same evidence better. causes: rows that this one can follow from; with `borrows` it
+    takes their advice. needs_advice: without a change that is left it is no finding. protects: what no other finding's change may take while
+    this one holds: `memory`, `requests`. after, until: seconds of the alert clock. chance: an opportunity. limits: when it can be the
+    verdict; without it, unless it is a chance. remedy: without an argument it is advice to people; its words stand where no value can be
+    computed.
     """
 
     id: str
@@ -84,14 +84,26 @@ class Row:
     after: float = 300.0
     until: float = 300.0
     chance: bool = False
+    limits: Callable[[View], bool] | None = None
     any_load: bool = False  # said of a start or an event, without load
     at_once: bool = False  # it heads what is said of too little load
 
+    def is_limit(self, view: View) -> bool:
+        """Whether it can be the verdict where it holds."""
+        return not self.chance if self.limits is None else self.limits(view)
 
+    def over(self, until: str = "", times: str = "") -> str:
+        """Return what had happened, in words: until when and how often, where that is given."""
+        words = self.past if times else self.past.replace(" {times}", "").replace(", the last time at {until}", "")
+        words = words if until else _UNTIL.sub("", words)
+        return capitalised(words.replace("{until}", until).replace("{times}", times))
+
+
+_UNTIL = re.compile(r"^Until \{until\} |,? until \{until\}")
 _OFTEN = "frequent_share"
 _QUEUES = ("queue/in_range", "queue/above_range", "queue/below_range")
 OFTEN_DOWN = 0.1  # of two hours
-MANY_FAILED = 0.05  # of the requests
+MANY_FAILED, MOSTLY_REFUSED = 0.05, 0.5  # of the requests; from the latter on nothing is well
 NO_SHARING = 0.02  # of the prompt tokens
 LARGE_WEIGHTS, SMALL_BATCH = 0.3, 32.0  # of a GPU's memory; the default of --torch-compile-max-bs
 CEILING = 1.43  # min(0.7 x conservativeness, 1): above it the flag has no effect
@@ -129,6 +141,14 @@ def _share(signal: str, *states: str, name: str, needs: str = "load") -> When:
 def _waits(reason: str, name: str, needs: str = "load") -> When:
     """Return the condition of a reason for which requests wait: less is enough where only several together make most of the time."""
     return replace(_share("admission", reason, name=name, needs=needs), limit=lambda view: view.reason_limit)
+
+
+def _waits_often(view: View) -> bool:
+    return view.waited_share > view.profile.frequent_share
+
+
+def _mostly(view: View, signal: str, state: str) -> bool:
+    return (view.share(signal, state) or 0.0) > view.profile.frequent_share
 
 
 def _retracts(where: Callable[[View], bool] = lambda _: True, needs: str = "load") -> When:
@@ -498,12 +518,23 @@ FAILURES = _rows(
 
 def _prefill(view: View) -> float | None:
     """Requests wait while prompts are computed. Where throughput counts, an empty queue beside them is no sign of slow clients."""
-    value, waits = view.share("admission", "prefill_bound") or 0.0, view.waited_share > view.profile.frequent_share
+    value, waits = view.share("admission", "prefill_bound") or 0.0, _waits_often(view)
     if view.profile.queue_lower is not None or waits:
         value = max(value, view.full_steps)
         if not waits or view.facts.is_on("disable_radix_cache"):  # else what they wait for is known better
             value = max(value, view.prefill_share)
     return value
+
+
+def _lacks_memory(view: View) -> bool:
+    """Whether a full KV cache limits: not where its queue is what the profile calls good."""
+    if any("running_far_below_limit" in causes for causes in proven(view).values()):
+        return True
+    if view.totals["elsewhere"] > view.profile.frequent_share * view.known["queue"]:  # of the other side of a pair
+        return True
+    if view.known["queue"] == 0:  # how long they wait is not in a log of decode lines alone
+        return True
+    return view.totals["retractions"] > 1 if view.profile.queue_lower is None else _mostly(view, "queue", "below_range")
 
 
 def _imbalance(view: View) -> float | None:
@@ -555,8 +586,8 @@ def _late(
 
 def _is_waiting(view: View, first_tokens: Histogram) -> bool:
     """Whether requests wait most of the time, or spend most of the time to their first token in the queue."""
-    wait, mean, share = view.wait, first_tokens.mean_seconds, view.profile.frequent_share
-    return view.waited_share > share or (wait is not None and mean is not None and wait > share * mean)
+    wait, mean, often = view.wait, first_tokens.mean_seconds, view.profile.frequent_share
+    return _waits_often(view) or (wait is not None and mean is not None and wait > often * mean)
 
 
 def _late_by_queue(view: View) -> float | None:
@@ -881,6 +912,7 @@ LIMITS = _rows(
     ),
     _limit(
         id="cuda_graph_off",
+        limits=lambda view: not view.may_exceed_small_graphs,  # else it is assumed
         title="CUDA graph off {value} of the time",
         when=_share("cuda_graph", "eager", "disabled", name="serving time in decode batches without a CUDA graph"),
         summary="SGLang decodes small batches without CUDA graphs.",
@@ -945,6 +977,7 @@ LIMITS = _rows(
     ),
     Row(
         id="running_far_below_limit",
+        limits=_lacks_memory,
         severity="info",
         when=_waits("pool_full", name="serving time with a full KV cache and requests waiting"),
         summary="The KV cache is full while requests wait: memory is the limit.",
@@ -1451,11 +1484,16 @@ def _sharing(view: View) -> float | None:
     # Preempted requests find their own prompts, and nothing counts them; several answers to one prompt find it cached.
     preempts = view.facts.is_on("enable_priority_scheduling")
     several = posts and totals["started"] > SEVERAL_EACH * posts
-    if view.waited_share <= view.profile.frequent_share or cached is None or preempts or several:
+    if not _waits_often(view) or cached is None or preempts or several:
         return None
     own = totals["repeated"] / totals["cached"] if totals["cached"] else 0.0
     came_back = totals["retracted"] * (view.prompt or 0.0) / max(totals["computed"] + totals["cached"], 1.0)
     return max(cached * (1.0 - (1.0 if own > 0.5 else own)) - came_back, 0.0)
+
+
+def _recomputes(view: View) -> bool:
+    """Whether prefixes are computed again and again because the cache loses them."""
+    return _waits_often(view) and not _mostly(view, "queue", "in_range") and _mostly(view, "admission", "pool_full")
 
 
 def _shared_prefixes(view: View) -> float | None:
@@ -1727,6 +1765,7 @@ CHANCES = _rows(
     ),
     _chance(
         id="shared_prefixes_unused",
+        limits=_recomputes,
         when=_fact(_shared_prefixes, limit=SHARING[0], name="share of prompt tokens from the prefix cache"),
         summary="Waiting requests share prefixes, but --schedule-policy fcfs does not group them.",
         seen="{value} of the prompt tokens came from the prefix cache under fcfs",
@@ -1757,6 +1796,7 @@ CHANCES = _rows(
     ),
     _chance(
         id="flags_away_from_defaults",
+        limits=lambda view: _waits_often(view) and bool(proven(view)),  # figures show that they are the cause
         when=_fact(
             lambda view: float(len(beside(view))), name="flags that differ from SGLang's defaults and can cause this"
         ),
@@ -1832,6 +1872,9 @@ CHANCES = _rows(
     ),
     _chance(
         id="requests_refused",
+        limits=lambda view: (
+            (_requests_refused(view) or 0.0) > MOSTLY_REFUSED
+        ),  # clients of a healthy server get their answers
         any_load=True,
         when=_fact(
             _requests_refused,

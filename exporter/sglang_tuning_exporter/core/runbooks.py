@@ -155,7 +155,6 @@ _GREPS = {
 }
 _FLAG = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
 _ONE = re.compile(r"(more than 1 \w+)s/min")
-_TIMES = re.compile(r"^Until \{until\} | \{times\}|,? (?:the last time at|until) \{until\}")
 # Code stays unchanged: readers paste it.
 _CODE_OR_NAME = re.compile(r"```.*?```|`[^`\n]+`|\b(SGLang[A-Z]\w+)\b", re.DOTALL)
 _ENVIRONMENT = Environment(
@@ -264,8 +263,7 @@ def summary(row: Row) -> str:
 
 def past(row: Row) -> str:
     """Return what had happened, without a time or a figure: of an alert that is over."""
-    words = _TIMES.sub("", row.past)
-    return fill(words[:1].upper() + words[1:], figures(profiles.DEFAULT))
+    return fill(row.over(), figures(profiles.DEFAULT))
 
 
 def when(row: Row, profile: profiles.Profile) -> str:

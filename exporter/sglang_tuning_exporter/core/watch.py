@@ -778,7 +778,7 @@ class Held:
     @property
     def is_limit(self) -> bool:
         """Whether it can be the verdict."""
-        return judge.is_limit(self.row.id, self.measured)
+        return self.row.is_limit(self.measured.view)
 
 
 @dataclass(slots=True)
