@@ -233,6 +233,17 @@ def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
     ]
 
 
+def test_every_line_of_an_error_names_where_it_begins_in_its_file(tmp_path: Path) -> None:
+    for name, lines in (("a.log", [SERVED, SERVED]), ("b.log", scheduler("ValueError: x\nmore\nand more"))):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    found = [each for each in Logs([str(tmp_path / "*.log")]).events() if each.text.startswith("ValueError")]
+    assert [(each.text[12:], each.figures["line"]) for each in found] == [
+        ("x", 5),
+        ("x more", 5),
+        ("x more and more", 5),
+    ]
+
+
 def test_a_traceback_without_its_last_line_is_said_to_be_cut_and_an_earlier_one_explains(tmp_path: Path) -> None:
     cut = scheduler("", "srt/speculative/eagle_worker.py")[:-1]
     said = explained(tmp_path, SERVED, *cut)

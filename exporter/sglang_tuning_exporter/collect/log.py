@@ -313,7 +313,7 @@ def _log_changes(changes: list[tuple[FileStatus, FileStatus]]) -> None:
                 path,
                 now.lost,
                 clean(now.last_lost),
-                ", ".join(inputs.READABLE),
+                ", ".join(inputs.OPENERS),
             )
 
 

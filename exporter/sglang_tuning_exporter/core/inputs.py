@@ -97,7 +97,6 @@ with suppress(ImportError):
         _zstd = import_module("backports.zstd")
     OPENERS[".zst"] = _zstd.open
     DAMAGE += (_zstd.ZstdError,)
-READABLE = tuple(OPENERS)
 
 
 def packing(first: bytes) -> str:
@@ -194,12 +193,11 @@ class Source:
     is_pipe: bool = False
     most: int | None = None  # the most bytes of an input of unknown size
     on_read: Callable[[int], None] | None = None  # called with the number of bytes that were read
-    first: float | None = None  # when the log begins
+    first: float = -inf  # when the log begins, where that is known
     empty: bool = False
     is_sized: bool = False
     notes: list[str] = field(default_factory=list)
     _held: Iterator[bytes] | None = None
-    _taken: int = 0  # bytes, packed or not
 
     @property
     def label(self) -> str:
@@ -221,7 +219,8 @@ class Source:
                     times.append(reader.time)
             if len(head) >= CHUNK or reader.number >= _HEAD_LINES or (reader.begin is not None and len(times) > 2):
                 break
-        self.empty, self.first = not head, first_of(times)
+        begin = first_of(times)
+        self.empty, self.first = not head, -inf if begin is None else begin
         if self.is_pipe:
             self._held = chain([head], chunks)
         else:
@@ -247,23 +246,21 @@ class Source:
 
     def _chunks(self) -> Iterator[bytes]:
         """Give what the file or stream has, unpacked; of one of unknown size while it looks like a log, and no line that may be cut."""
-        self._taken = total = unended = 0
-        rest = b""
         with nullcontext(self.stdin) if self.stdin is not None else Path(self.name).open("rb") as opened:
-            stream = io.BufferedReader(_Counted(opened, self._take), PACKED_CHUNK)
+            counted = _Counted(opened, self.on_read)
+            stream = io.BufferedReader(counted, PACKED_CHUNK)
             extension = packing(stream.peek())
             self.is_sized = not self.is_pipe and not extension
             if extension and extension not in OPENERS:
                 raise ValueError(f"is a {extension} file, which cannot be read here; {REMEDIES[extension]}")
+            total, unended, rest = 0, 0, b""
             try:
                 with OPENERS[extension](stream) if extension else nullcontext(stream) as text:
                     while chunk := text.read1(CHUNK):  # what `read` had when the file ends early would be lost
-                        if self.is_sized:
-                            yield chunk
-                            continue
-                        end = chunk.rfind(b"\n") + 1
-                        total, unended = total + len(chunk), len(chunk) - end + (0 if end else unended)
-                        self._check_size(total, unended, packed=bool(extension))
+                        end = len(chunk) if self.is_sized else chunk.rfind(b"\n") + 1
+                        if not self.is_sized:
+                            total, unended = total + len(chunk), len(chunk) - end + (0 if end else unended)
+                            self._check_size(total, unended, counted.taken if extension else total)
                         yield rest + chunk[:end]
                         rest = chunk[end:]
             except DAMAGE as error:
@@ -273,23 +270,17 @@ class Source:
                 if extension == ".gz":
                     reason = "holds more than gzip" if "Not a gzipped file" in str(error) else "is damaged"
                     reason = "ends in the middle of a gzip member" if isinstance(error, EOFError) else reason
-                note = f"{self.label}: {reason}; only what comes before it was read"
-                self.notes += [] if note in self.notes else [note]
+                self.notes = [f"{self.label}: {reason}; only what comes before it was read"]
             else:
                 yield rest
 
-    def _take(self, number: int) -> None:
-        self._taken += number
-        if self.on_read is not None:
-            self.on_read(number)
-
-    def _check_size(self, total: int, unended: int, *, packed: bool) -> None:
+    def _check_size(self, total: int, unended: int, taken: int) -> None:
         most, problem = self.most or MOST_OF_UNKNOWN_SIZE, ""
         if total > most:
             problem = f"is larger than {most / (1 << 30):g} GiB"
         elif self.most is None and unended > MOST_WITHOUT_END:
             problem = f"has no end of a line in {MOST_WITHOUT_END // MIB} MiB"
-        elif self.most is None and packed and total > max(MOST_UNPACKED, MOST_RATIO * self._taken):
+        elif self.most is None and total > max(MOST_UNPACKED, MOST_RATIO * taken):
             problem = f"unpacks to more than {MOST_RATIO} times its size"
         if problem:
             raise ValueError(f"{problem}; give a log, or how much to read at most with --max-gb")
@@ -298,8 +289,8 @@ class Source:
 class _Counted(io.RawIOBase):
     """A stream that says how many bytes were read of it, and gives few at once: of a damaged file the rest of a piece is lost."""
 
-    def __init__(self, stream: IO[bytes], take: Callable[[int], None]) -> None:
-        self._stream, self._take = stream, take
+    def __init__(self, stream: IO[bytes], on_read: Callable[[int], None] | None) -> None:
+        self._stream, self._on_read, self.taken = stream, on_read, 0
 
     def readable(self) -> bool:
         """Return True: `io.BufferedReader` asks."""
@@ -309,28 +300,25 @@ class _Counted(io.RawIOBase):
         """Read into a buffer."""
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
-        self._take(len(data))
+        self.taken += len(data)
+        if self._on_read is not None:
+            self._on_read(len(data))
         return len(data)
 
 
 def whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Cut chunks at line ends; leave out the end of a very long line, and NUL bytes before one, with which a truncated file begins."""
     rest, skipping = b"", False
-    for data in chunks:
-        chunk = data
-        if skipping:
-            if (end := chunk.find(b"\n")) < 0:
-                continue
-            chunk, skipping = chunk[end:], False
-        chunk = rest + chunk
-        end = chunk.rfind(b"\n") + 1
+    for chunk in chunks:
+        if skipping and b"\n" not in chunk:
+            continue
+        text = rest + (chunk[chunk.find(b"\n") :] if skipping else chunk)
+        end = text.rfind(b"\n") + 1
         if end:
-            yield chunk[:end]
-        rest = chunk[end:]
-        if rest[:1] == b"\0":
-            rest = rest.lstrip(b"\0")
-        if len(rest) > LONGEST_LINE:
-            rest, skipping = rest[:LONGEST_LINE], True
+            yield text[:end]
+        rest = text[end:].lstrip(b"\0") if text[end : end + 1] == b"\0" else text[end:]
+        skipping = len(rest) > LONGEST_LINE
+        rest = rest[:LONGEST_LINE]
     if rest:
         yield rest
 
@@ -387,7 +375,7 @@ def in_order(sources: Sequence[Source]) -> list[list[Source]]:
 
     A file with dates is a log by itself; one without, such as the rest of a traceback, goes on with the file whose name sorts before it.
     """
-    dated = [each.is_pipe or (each.first or 0.0) >= FIRST_DATED_SECOND for each in sources]
+    dated = [each.is_pipe or each.first >= FIRST_DATED_SECOND for each in sources]
     logs = [[each] for each, is_dated in zip(sources, dated, strict=True) if is_dated]
     undated = [each for each, is_dated in zip(sources, dated, strict=True) if not is_dated]
     for source in sorted(undated, key=lambda each: each.name):
@@ -396,7 +384,7 @@ def in_order(sources: Sequence[Source]) -> list[list[Source]]:
             max(before, key=lambda log: log[-1].name).append(source)
         else:
             logs.append([source])
-    return sorted(logs, key=lambda log: (-inf if log[0].first is None else log[0].first, log[0].name))
+    return sorted(logs, key=lambda log: (log[0].first, log[0].name))
 
 
 # The clock of a log
@@ -424,7 +412,6 @@ class Lane:
     set_back: int = 0
     set_forward: int = 0
     strays: int = 0
-    events: Iterator[Event] = field(default_factory=lambda: iter(()))
     _shift: float = 0.0
 
     def steady(self, events: Iterable[Event]) -> Iterator[Event]:
@@ -581,7 +568,7 @@ class Logs:
         self._errors = 0  # lines with an error before the first line of SGLang's
         self._error = ""  # the line of no form of SGLang's that says most about an error
         self._given = 0  # bytes of lines, each at least `_SHORT_LINE`
-        self.first = min((log[0].first for log in self._logs if log[0].first is not None), default=None)
+        self.first = min((log[0].first for log in self._logs if log[0].first > -inf), default=None)
         self.lines = 0  # physical lines read
 
     @property
@@ -649,30 +636,36 @@ class Logs:
 
         Raise `UsageError` where the input cannot be read, is of several servers or, at its end, is no log of SGLang.
         """
-        waiting, heap = deque(self._logs), list[tuple[float, int, Event]]()
-        ended: list[Lane] = []
+        waiting, ended = deque(self._logs), list[Lane]()
+        heap = list[tuple[float, int, Event, Lane, Iterator[Event]]]()  # no two with one number
+
+        def push(lane: Lane, events: Iterator[Event]) -> None:
+            event = next(events, None)
+            if event is None:
+                ended.append(lane)
+            else:
+                heapq.heappush(heap, (-inf if event.time is None else event.time, lane.number, event, lane, events))
+
         while waiting or heap:
-            while waiting and (not heap or (-inf if waiting[0][0].first is None else waiting[0][0].first) < heap[0][0]):
-                lane = self._lane(waiting[0][0], ended)
-                lane.events = lane.steady(self._read(lane, waiting.popleft()))
-                _push(heap, lane, ended)
-            if not heap:
-                continue
-            _, number, event = heapq.heappop(heap)
-            lane = self._lanes[number]
-            yield event
-            if len(self._logs) == 1:
-                yield from lane.events
-            _push(heap, lane, ended)
+            while waiting and (not heap or waiting[0][0].first < heap[0][0]):
+                log = waiting.popleft()
+                lane = self._lane(log[0].first, ended)
+                push(lane, lane.steady(self._read(lane, log)))
+            if heap:
+                _, _, event, lane, events = heapq.heappop(heap)
+                yield event
+                if len(self._logs) == 1:
+                    yield from events
+                push(lane, events)
         self._check()
 
-    def _lane(self, begin: Source, ended: list[Lane]) -> Lane:
+    def _lane(self, begin: float, ended: list[Lane]) -> Lane:
         """Return the last log that ended where this one begins, else a new one."""
         for lane in reversed(ended):
-            if begin.first is not None and lane.printed is not None and begin.first - lane.printed <= FAR_SECONDS:
+            if begin > -inf and lane.printed is not None and begin - lane.printed <= FAR_SECONDS:
                 ended.remove(lane)
                 return lane
-        self._lanes.append(Lane(len(self._lanes), -inf if begin.first is None else begin.first))
+        self._lanes.append(Lane(len(self._lanes), begin))
         return self._lanes[-1]
 
     def _read(self, lane: Lane, log: list[Source]) -> Iterator[Event]:
@@ -734,14 +727,6 @@ _ERROR = re.compile(
     rb"\b[\w.]{0,100}(?:Error|Exception)\b[:(!]|\berror: |out of memory|core dumped|/sglang/[^\"\n]{1,400}\", line \d{1,9}, in ",
     re.IGNORECASE,
 )
-
-
-def _push(heap: list[tuple[float, int, Event]], lane: Lane, ended: list[Lane]) -> None:
-    event = next(lane.events, None)
-    if event is None:
-        ended.append(lane)
-    else:
-        heapq.heappush(heap, (-inf if event.time is None else event.time, lane.number, event))
 
 
 def _names(sources: Sequence[Source]) -> str:

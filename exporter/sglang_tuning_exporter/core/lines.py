@@ -1412,13 +1412,15 @@ class Reader:
     ) -> None:
         """Add the event of a line that may explain an end; of a traceback, or where it has a kind, the next lines can go on with it."""
         chain, place, before = (self.number, "", []) if of is None else (of.begin, of.place, [*of.texts])
-        lines, around = [text], self.around
+        figures = {"line": float(self.number), "chain": float(chain)} | ({} if sure else {"unsure": 1.0})
+        lines, around, at, recent = [text], self.around, self._at, tuple(map(_recent_words, self._recent))
 
-        def said() -> tuple[str, str]:
+        def said() -> Event:
             text = b"\n".join(lines)
             words, asked = _words(text), _ASKED_TOKENS.search(text)
             is_check = asked is not None and 0 < int(asked[1]) <= int(asked[2])
-            return "check" if is_check else ending or class_of([*before, words], place), words
+            word = "check" if is_check else ending or class_of([*before, words], place)
+            return Event("words", *at, figures.copy(), word, words, place=place[:LONGEST_TEXT], before=recent)
 
         def go_on(text: bytes) -> str:
             """Read a further line of it. It ends with an empty line, or a line of SGLang's in a log without stamps."""
@@ -1429,13 +1431,12 @@ class Reader:
                 self._go_on = None
                 return ""
             lines.append(text)
-            word, words = said()
-            self._released.append(replace(event, word=word, text=words))
+            self._released.append(said())
+            self._released[-1].marked = first.marked
             return kind or "exception"
 
-        figures: dict[str, float] = {"line": self.number, "chain": chain}
-        event = self._add("words", figures if sure else figures | {"unsure": 1}, *said())
-        event.place, event.before = place[:LONGEST_TEXT], tuple(map(_recent_words, self._recent))
+        first = said()
+        self._events.append(first)
         if of is not None or kind:
             self._go_on = go_on
 
