@@ -1412,7 +1412,9 @@ class Reader:
     ) -> None:
         """Add the event of a line that may explain an end; of a traceback, or where it has a kind, the next lines can go on with it."""
         chain, place, before = (self.number, "", []) if of is None else (of.begin, of.place, [*of.texts])
-        figures = {"line": float(self.number), "chain": float(chain)} | ({} if sure else {"unsure": 1.0})
+        figures: dict[str, float] = {"line": self.number, "chain": chain}
+        if not sure:
+            figures["unsure"] = 1
         lines, around, at, recent = [text], self.around, self._at, tuple(map(_recent_words, self._recent))
 
         def said() -> Event:
