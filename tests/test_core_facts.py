@@ -122,6 +122,12 @@ def test_a_cache_in_parts_is_their_sum_and_one_sized_again_is_the_last(lines: st
     assert read(f"{lines}Memory pool end. avail mem=24.00 GB\n").gigabytes("pool") == pytest.approx(gigabytes)
 
 
+def test_without_the_lines_of_the_start_the_memory_is_what_a_page_shows_of_it() -> None:
+    shown = RankFigures(weight_memory_gb=1.9, kv_memory_gb=6.8, graph_memory_gb=3.9, available_gpu_memory_gb=68.7)
+    assert Facts(page={None: shown}).capacity_gb == pytest.approx(81.3)  # 82.4 GB in the log
+    assert Facts(page={None: RankFigures(weight_memory_gb=1.9, kv_memory_gb=6.8)}).capacity_gb is None
+
+
 # Limits and sizes
 
 

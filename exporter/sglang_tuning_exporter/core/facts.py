@@ -397,8 +397,14 @@ class Facts:
 
     @property
     def capacity_gb(self) -> float | None:
-        """GPU memory free before the weights, on the rank with least: SGLang sizes all pools by it."""
-        return min((rank["before"] for rank in self.memory.values() if rank.get("before")), default=None)
+        """GPU memory free before the weights, on the rank with least: SGLang sizes all pools by it.
+
+        Without the lines of the start it is what a page shows of weights, KV cache, graphs and what was left: about 1 GB less.
+        """
+        if printed := [rank["before"] for rank in self.memory.values() if rank.get("before")]:
+            return min(printed)
+        shown = (self.weights_gb, self.pools_gb, self.reserve_gb)
+        return None if None in shown else sum(map(float, filter(None, (*shown, self.gigabytes("graph")))))
 
     @property
     def beside_weights_gb(self) -> float | None:
