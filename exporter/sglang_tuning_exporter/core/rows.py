@@ -1352,10 +1352,12 @@ def _pages(view: View, seen: frozenset[str], page: float) -> tuple[frozenset[str
 
 def _prefill_tokens(view: View, seen: frozenset[str], most: float) -> tuple[frozenset[str], Value, str]:
     """A prefill batch ends at this many tokens, beside a larger chunk."""
-    wanted = view.facts.size("chunked_prefill_size") or LARGEST_PREFILL
+    chunk = view.facts.size("chunked_prefill_size")
+    wanted = chunk or LARGEST_PREFILL
     few = not seen.isdisjoint({"held_back", "waiting"}) and most <= FEW_PROMPTS * max(view.prompt or 1024.0, 1.0)
     rows = _ADMITS if most < wanted and ("prefill_bound" in seen or few) else _NOTHING
-    return rows, max(wanted, LARGEST_PREFILL), f"a prefill batch ends at {most:,.0f} tokens, a chunk has {wanted:,.0f}"
+    beside = f"a chunk has {wanted:,.0f}" if chunk else f"by SGLang's default at {wanted:,.0f}"
+    return rows, max(wanted, LARGEST_PREFILL), f"a prefill batch ends at {most:,.0f} tokens, {beside}"
 
 
 def _decode_interval(view: View, seen: frozenset[str], steps: float) -> tuple[frozenset[str], Value, str]:
@@ -1398,7 +1400,7 @@ SUSPECTS: tuple[Suspect, ...] = (
     Suspect(
         Change(
             "max_prefill_tokens", "", "",
-            "A prefill batch takes no further prompt after this many tokens, so prompts are computed one after another although a chunk has room for several.",
+            "A prefill batch takes no further prompt after this many tokens, so prompts are computed one after another although several could be at once.",
             "prompts are computed one at a time anyway, because few requests come at once",
             "Larger prefill batches take more GPU memory, and running requests pause longer.",
         ),
