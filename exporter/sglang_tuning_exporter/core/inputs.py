@@ -204,6 +204,11 @@ class Source:
         """The name as one line without control characters."""
         return clean(self.name)
 
+    @property
+    def is_undated(self) -> bool:
+        """Whether it has no dates; of a pipe that is not asked."""
+        return not self.is_pipe and self.first < FIRST_DATED_SECOND
+
     def look(self) -> None:
         """Read the beginning. Raise `UsageError` where it cannot be read."""
         chunks, head = self._text(), b""
@@ -375,11 +380,9 @@ def in_order(sources: Sequence[Source]) -> list[list[Source]]:
 
     A file with dates is a log by itself; one without, such as the rest of a traceback, goes on with the file whose name sorts before it.
     """
-    dated = [each.is_pipe or each.first >= FIRST_DATED_SECOND for each in sources]
-    logs = [[each] for each, is_dated in zip(sources, dated, strict=True) if is_dated]
-    undated = [each for each, is_dated in zip(sources, dated, strict=True) if not is_dated]
-    for source in sorted(undated, key=lambda each: each.name):
-        before = [log for log in logs if log[-1].name < source.name]
+    logs: list[list[Source]] = []
+    for source in sorted(sources, key=lambda each: (each.is_undated, each.name)):
+        before = [log for log in logs if source.is_undated and log[-1].name < source.name]
         if before:
             max(before, key=lambda log: log[-1].name).append(source)
         else:
@@ -418,41 +421,35 @@ class Lane:
         """Give the events with the times of this clock."""
         held: deque[Event] = deque()  # from a time on that is far from the one before
         for event in events:
-            if not held and self._follows(event):
-                yield event
-                continue
             held.append(event)
-            while held and (self._follows(held[0]) or (len(held) > STRAY_LINES and self._is_set(held))):
+            while held and self._takes(held, is_known=len(held) > STRAY_LINES):
                 yield held.popleft()
-        while held:
-            _ = self._follows(held[0]) or self._is_set(held)
+        while held and self._takes(held, is_known=True):
             yield held.popleft()
 
-    def _follows(self, event: Event) -> bool:
-        """Set the time of an event that was printed at about the time of the one before; whether it was."""
+    def _takes(self, held: Sequence[Event], *, is_known: bool) -> bool:
+        """Set the time of the first event; whether it could be, because it is near the one before, or what follows is known.
+
+        One far from the one before is the next after a silence, or since the clock was set; else a stray.
+        """
+        event = held[0]
+        ahead = 0.0 if event.time is None or self.now == -inf else event.time + self._shift - self.now
         if event.time is None:
             event.time = self.now if self.now > -inf else None
             return True
-        time = event.time + self._shift
-        if self.now > -inf and not -JITTER_SECONDS <= time - self.now <= JITTER_SECONDS:
-            return False
-        self.printed = event.time
-        event.time = self.now = max(self.now, time)
-        return True
-
-    def _is_set(self, held: deque[Event]) -> bool:
-        """Set the time of an event that is far from the one before: the next after a silence, or since the clock was set; else a stray."""
-        event, later = held[0], [each.time for each in islice(held, 1, None) if each.time is not None]
-        assert event.time is not None
-        ahead = event.time + self._shift - self.now
-        is_silence = 0 <= ahead <= FAR_SECONDS
-        back = max(JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS))  # nearer the first clock has come back
-        if any(-JITTER_SECONDS <= time + self._shift - self.now <= back for time in later) or not (later or is_silence):
-            event.time, self.strays = self.now, self.strays + 1
-            return True
-        if not is_silence:
-            self._shift = self.now - event.time
-            self.set_back, self.set_forward = self.set_back + (ahead < 0), self.set_forward + (ahead > 0)
+        if not -JITTER_SECONDS <= ahead <= JITTER_SECONDS:
+            if not is_known:
+                return False
+            later = [each.time + self._shift - self.now for each in islice(held, 1, None) if each.time is not None]
+            is_silence = 0 <= ahead <= FAR_SECONDS
+            # Nearer than this the first clock has come back.
+            back = max(JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS))
+            if any(-JITTER_SECONDS <= each <= back for each in later) or not (later or is_silence):
+                event.time, self.strays = self.now, self.strays + 1
+                return True
+            if not is_silence:
+                self._shift = self.now - event.time
+                self.set_back, self.set_forward = self.set_back + (ahead < 0), self.set_forward + (ahead > 0)
         self.printed = event.time
         event.time = self.now = max(self.now, event.time + self._shift)
         return True
@@ -711,14 +708,11 @@ class Logs:
             words = clean(unread[:300].decode("utf-8", "replace"))
             reason = f"holds words of SGLang's, in lines whose form cannot be read; the first: {words}"
         else:
-            reason = f"no line of SGLang's in it{self._said_error()}; give a server's log, written at --log-level info"
+            known = ENDINGS[class_of([self._error])]
+            helps = f"; {known.what}: {known.do}" if known.weight >= CAUSE else ""
+            told = f", but an error: “{shortened(self._error)}”{helps}" if self._error else ""
+            reason = f"no line of SGLang's in it{told}; give a server's log, written at --log-level info"
         raise UsageError(f"{_names(self.sources)}: {reason}{_because(self.sources)}")
-
-    def _said_error(self) -> str:
-        """Quote the error in an input that has no line of SGLang's, with what helps against it."""
-        known = ENDINGS[class_of([self._error])]
-        told = f"; {known.what}: {known.do}" if known.weight >= CAUSE else ""
-        return f", but an error: “{shortened(self._error)}”{told}" if self._error else ""
 
 
 # An error as Python, a driver or a shell prints it, in a line of anybody, or a frame of SGLang's before its end is reached.
