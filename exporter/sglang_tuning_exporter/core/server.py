@@ -559,6 +559,7 @@ class Scheduler:
         bucket["lines"] += lines
         running = (self.running or 0.0) + self._joined
         bucket.most("most_running", running)
+        bucket.most("most_queued", self.queued or 0.0)
         # Where most of those that run were not seen to begin, the load is older than what was read of it.
         self._begun = inf if running > 2 * self._begun else max(self._begun, running)
         bucket.most("most_usage", self.usage or 0.0)

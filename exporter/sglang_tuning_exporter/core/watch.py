@@ -18,7 +18,6 @@ from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import answer, judge
 from sglang_tuning_exporter.core.alerts import Clocks, Words
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, aged, is_count, lists, to_json
-from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judgement, Start, Stretch
 from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.server import (
@@ -775,27 +774,22 @@ class Held:
     excess: float
     seconds: float = 0.0
 
-    @property
-    def is_limit(self) -> bool:
-        """Whether it can be the verdict."""
-        return self.row.is_limit(self.measured.view)
-
 
 @dataclass(slots=True)
 class Run:
     """One start of the server, until the next."""
 
-    facts: Facts
     begin: float
-    end: float = 0.0
-    totals: Totals = field(default_factory=Totals)
+    whole: View  # all of it, once it has ended
+    is_start: bool = False  # its arguments are in the log
     held: dict[str, Held] = field(default_factory=dict)
     phases: dict[str, Held] = field(default_factory=dict)  # of the last minute, in a run shorter than the window
-    verdicts: dict[str, float] = field(default_factory=dict)  # seconds of serving time
-    whole: View | None = None
-    ended: str = ""
-    served: float = 0.0
-    is_start: bool = False  # its arguments are in the log
+    verdicts: Totals = field(default_factory=Totals)  # seconds of serving time
+
+    @property
+    def ended(self) -> str:
+        """How it ended; empty where it did not."""
+        return self.whole.ended if self.whole.has_ended else ""
 
 
 class Course:
@@ -812,29 +806,25 @@ class Course:
         self._counted = 0.0  # serving seconds that are credited to rows
         self._clocks = Clocks(profile)
         self._alerts: list[Alert] = []
-        self._last_batch: float | None = None
         self._last_line: float | None = None
 
     def take(self, event: Event) -> None:
         """Take an event."""
         server, now = self.server, event.time
+        if not self.runs or (now is not None and self._step is None):
+            self._begin_run(now or 0.0)
         if now is not None:
-            if self._step is None:
-                self._step = now + STEP_SECONDS
-                self.runs.append(Run(server.facts, now))
+            self._step = now + STEP_SECONDS if self._step is None else self._step
             self._pass_until(now)
             self._last_line = now
-        elif not self.runs:
-            self.runs.append(Run(server.facts, 0.0))
         if event.kind == "arguments":
             self._end_run()
-            server.take(event)
-            self.runs.append(Run(server.facts, server.now or 0.0, is_start=True))
-            return
         server.take(event)
-        if event.kind in {"decode", "prefill"}:
-            self._last_batch = now
-            server.bucket(server.now or 0.0).most("most_queued", event.figures.get("queued", 0.0))
+        if event.kind == "arguments":
+            self._begin_run(server.now or 0.0, is_start=True)
+
+    def _begin_run(self, begin: float, *, is_start: bool = False) -> None:
+        self.runs.append(Run(begin, view_of(self.server, 0.0), is_start))
 
     # As time passes
 
@@ -850,8 +840,7 @@ class Course:
         """Weigh the last ten minutes at a step."""
         self.server.advance(now)
         run, window = self.runs[-1], self._profile.window_seconds
-        view = view_of(self.server, min(window, now - run.begin))
-        measured = judge.weigh(view)
+        measured = judge.weigh(view_of(self.server, min(window, now - run.begin)))
         self._alerts += self._clocks.pass_on(measured, self.server, now)
         if now - run.begin >= window:
             run.phases.clear()
@@ -863,10 +852,10 @@ class Course:
 
     def _credit(self, run: Run, measured: judge.Measured, *, whole: bool = False) -> None:
         """Count the serving time since the last step for what holds."""
-        total = self._served()
-        seconds, self._counted = max(total - self._counted, 0.0), total
+        served = max(self.server.since_start.under("serves").values(), default=0.0)
+        seconds, self._counted = max(served - self._counted, 0.0), served
         if measured.view.has_enough_load or whole:
-            run.verdicts[measured.verdict] = run.verdicts.get(measured.verdict, 0.0) + seconds
+            run.verdicts[measured.verdict] += seconds
         for name in measured.holding:
             self._hold(run, run.held, name, measured, seconds)
 
@@ -880,38 +869,32 @@ class Course:
         if excess > held.excess:
             held.excess, held.measured = excess, measured
 
-    def _served(self) -> float:
-        """Return the serving seconds of this run."""
-        return max(self.server.since_start.under("serves").values(), default=0.0)
-
-    def _end_run(self) -> None:
-        """Weigh what is left of a run at its end."""
+    def _end_run(self) -> judge.Measured:
+        """Weigh what is left of a run at its end, and return that."""
         server, run = self.server, self.runs[-1]
         now = server.now or 0.0
         server.advance(now)
-        run.end, run.facts, run.ended = now, server.facts, server.ended
-        run.totals = server.since_start
-        run.served = self._served()
-        window = self._profile.window_seconds
-        run.whole = view_of(self.server, now - run.begin + 1.0)
-        self._credit(run, judge.weigh(view_of(self.server, min(window, now - run.begin + 1.0))), whole=True)
-        if run.whole.has_enough_load and set(run.verdicts) <= {judge.NOT_ENOUGH, judge.IDLE}:
-            whole = judge.weigh(run.whole)  # too little in any ten minutes, enough in all
-            run.verdicts = {whole.verdict: run.served}
-            for name in whole.holding:
-                self._hold(run, run.held, name, whole, run.served)
-        least = max(LEAST_PHASE_SECONDS, PHASE_SHARE * run.served)
+        run.whole = whole = view_of(server, now - run.begin)
+        last = judge.weigh(view_of(server, min(self._profile.window_seconds, now - run.begin)))
+        self._credit(run, last, whole=True)
+        if whole.has_enough_load and set(run.verdicts) <= {judge.NOT_ENOUGH, judge.IDLE}:
+            measured = judge.weigh(whole)  # too little in any ten minutes, enough in all
+            run.verdicts = Totals({measured.verdict: whole.served})
+            for name in measured.holding:
+                self._hold(run, run.held, name, measured, whole.served)
+        least = max(LEAST_PHASE_SECONDS, PHASE_SHARE * whole.served)
         run.phases = {
             name: held
             for name, held in run.phases.items()
             if name not in run.held and held.seconds >= least and not BY_ID[name].chance
         }
-        if not explained(run.whole).totals["admission/held_back"]:  # what the whole explains is no cause of a part
+        if not explained(whole).totals["admission/held_back"]:  # what the whole explains is no cause of a part
             run.phases.pop("admission_too_conservative", None)
-        if "cuda_graph_not_covering" in run.held and run.facts.largest_captured is None:
+        if "cuda_graph_not_covering" in run.held and whole.facts.largest_captured is None:
             for seen in (run.held, run.phases):  # later batches show what was captured, and explain the earlier ones
                 seen.pop("cuda_graph_off", None)
         self._counted = 0.0
+        return last
 
     # The whole
 
@@ -922,22 +905,17 @@ class Course:
             self._pass_until(now)
             server.advance(now)
         if not self.runs:
-            self.runs.append(Run(server.facts, 0.0))
+            self._begin_run(0.0)
         server.settle()
-        self._end_run()
-        end = server.now or 0.0
+        last, end = self._end_run(), server.now or 0.0
         if server.begin is not None:
-            last = judge.weigh(view_of(server, min(self._profile.window_seconds, end - self.runs[-1].begin + 1.0)))
             self._alerts += self._clocks.pass_on(last, server, end)
         self._alerts += self._clocks.firing
         judgement = self._judgement(end)
         totals = merged(bucket for _, bucket in server.buckets)
-        served = sum(run.served for run in self.runs)
-        verdicts: dict[str, float] = {}
-        for run in self.runs:
-            for verdict, seconds in run.verdicts.items():
-                verdicts[verdict] = verdicts.get(verdict, 0.0) + seconds
-        total, own = sum(verdicts.values()), judgement.own
+        served = sum(run.whole.served for run in self.runs)
+        verdicts, own = merged(run.verdicts for run in self.runs), judgement.own
+        total = sum(verdicts.values())
         mostly = max(verdicts, key=verdicts.__getitem__) if total else None
         if mostly is not None and own is not None and judgement.verdict not in verdicts:
             verdicts[mostly] -= min(own.seconds, verdicts[mostly])  # a part of it, in which something else held
@@ -946,21 +924,21 @@ class Course:
             serving_seconds=served, idle_seconds=View(totals, server.facts, server.profile, end).idle,
             mostly=None if mostly is None else (mostly, verdicts[mostly] / total),
             alerts=tuple(sorted(self._alerts, key=lambda alert: alert.at)), course=self._stretches(),
-            starts=tuple(self._start(number, run) for number, run in enumerate(self.runs) if run.is_start or run.served or len(self.runs) == 1),
+            starts=tuple(self._start(number, run) for number, run in enumerate(self.runs) if run.is_start or run.whole.served or len(self.runs) == 1),
             counts={name: totals[count] for name, count in answer.COUNTED.items()},
-            available_gb=tuple(gigabytes for run in self.runs for gigabytes in run.facts.left.values()),
+            available_gb=tuple(gigabytes for run in self.runs for gigabytes in run.whole.facts.left.values()),
         )  # fmt: skip
 
     def _judgement(self, end: float) -> Judgement:
         """Return the worst verdict that held long enough, with every finding of the log."""
-        served, last = sum(run.served for run in self.runs), self.runs[-1]
+        served, last = sum(run.whole.served for run in self.runs), self.runs[-1]
         chosen = [held for run in self.runs for held in run.held.values() if self._counts(held, served)]
         chosen += last.phases.values()
         order = {row.id: place for place, row in enumerate(ROWS)}
         names = {each.row.id for each in chosen}
         also = frozenset(name for name in names if BY_ID[name].protects)
         limits = sorted(
-            (held for held in chosen if held.is_limit),
+            (held for held in chosen if held.row.is_limit(held.measured.view)),
             key=lambda each: (-URGENCY[each.row.severity], each.run is not last, order[each.row.id], -each.seconds),
         )
         for held in limits:
@@ -985,10 +963,13 @@ class Course:
         """Return the judgement where nothing limited the server for long enough."""
         run = max(
             self.runs,
-            key=lambda each: (each.served >= self._profile.enough_serving_seconds, each is self.runs[-1], each.served),
+            key=lambda each: (
+                each.whole.served >= self._profile.enough_serving_seconds,
+                each is self.runs[-1],
+                each.whole.served,
+            ),
         )
-        view = run.whole if run.whole is not None else view_of(self.server, inf)
-        base = judge.judge(view)
+        base = judge.judge(run.whole)
         kept = [each for each in base.findings if not each.is_limit]
         others = self._others(chosen, kept, end)
         found = (*kept, *others)
@@ -998,7 +979,7 @@ class Course:
         verdict = base.verdict if base.verdict not in BY_ID else judge.NO_LIMIT
         sentence = base.sentence if verdict == base.verdict else judge.SENTENCES[verdict]
         if verdict == judge.NOT_ENOUGH:
-            sentence = judge.said_at_once(verdict, found) or judge.short_load(view)
+            sentence = judge.said_at_once(verdict, found) or judge.short_load(run.whole)
         if verdict == judge.STARTING:
             sentence = (
                 "The log ends before the server is ready: it does not say whether it still starts, or why it ended."
@@ -1009,11 +990,12 @@ class Course:
         """Whether a row held long enough to be reported; of a run before other settings only failures are."""
         run, row, last = held.run, held.row, self.runs[-1]
         if row.any_load:
-            return row.chance is False or run is last or run.served > 0
-        is_old = run is not last and last.served >= self._profile.enough_serving_seconds and row.severity != "critical"
-        if is_old and not are_same_settings(run.facts.arguments, last.facts.arguments):
+            return row.chance is False or run is last or run.whole.served > 0
+        is_enough = last.whole.served >= self._profile.enough_serving_seconds
+        is_old = run is not last and is_enough and row.severity != "critical"
+        if is_old and not are_same_settings(run.whole.facts.arguments, last.whole.facts.arguments):
             return False
-        runs = [run] if run is last and run.served >= self._profile.enough_serving_seconds else self.runs
+        runs = [run] if run is last and is_enough else self.runs
         judged = sum(sum(each.verdicts.values()) for each in runs) or served  # a start begins another server
         return held.seconds >= min(row.after, ENOUGH_SHARE * judged) and held.seconds > 0
 
@@ -1042,10 +1024,10 @@ class Course:
     def _timed(self, finding: Finding, held: Held, end: float) -> Finding:
         """Add when a finding was seen; one that is over is said in the past tense."""
         run = held.run
-        found = judge.timed(finding, self.server, run.begin, run.end, now=end, counts=run.totals)
+        found = judge.timed(finding, self.server, run.begin, run.whole.now, now=end, counts=run.whole.totals)
         if found is None:
             always = BY_ID[finding.diagnosis].any_load
-            found = replace(finding, since=run.begin if always else None, until=run.end if always else None)
+            found = replace(finding, since=run.begin if always else None, until=run.whole.now if always else None)
         return replace(found, seconds=held.seconds)
 
     def _notes(self, base: Judgement | None) -> tuple[str, ...]:
@@ -1058,7 +1040,11 @@ class Course:
         ]  # fmt: skip
         running = sum(each.running or 0.0 for each in server.schedulers.values())
         hold = max((each.hold_seconds for each in server.schedulers.values()), default=0.0)
-        silent = inf if self._last_batch is None or self._last_line is None else self._last_line - self._last_batch
+        silent = (
+            inf
+            if self._last_line is None
+            else self._last_line - max((each.logged_at for each in server.schedulers.values()), default=-inf)
+        )
         if running >= 1 and silent <= 1.2 * hold and not server.stopping and not server.ended:
             notes.append(f"The log ends while {running:.0f} ran; whether they were answered is not in it.")
         notes += [note for note in judge.muted(self._profile, {}) if base is None]  # else it is among those of `base`
@@ -1067,8 +1053,7 @@ class Course:
 
     def _range_notes(self) -> list[str]:
         """Say which range of the guide a figure lies outside of, where no finding does."""
-        run = max(self.runs, key=lambda each: each.served)
-        view, notes = run.whole or view_of(self.server, inf), list[str]()
+        view, notes = max((run.whole for run in self.runs), key=lambda whole: whole.served), list[str]()
         profile, reserve, lower, queued = (
             view.profile,
             view.facts.reserve_gb,
@@ -1095,17 +1080,16 @@ class Course:
     # What is shown beside it
 
     def _start(self, number: int, run: Run) -> Start:
-        before = self.runs[number - 1].facts.arguments if number and self.runs[number - 1].is_start else {}
-        now = run.facts.arguments
+        before = self.runs[number - 1].whole.facts.arguments if number and self.runs[number - 1].is_start else {}
+        facts = run.whole.facts
         changed = {
             arg: (before.get(arg), value)
-            for arg, value in now.items()
+            for arg, value in facts.arguments.items()
             if before and arg not in VARYING_ARGS and before.get(arg) != value and not isinstance(value, dict)
         }  # fmt: skip
-        view = run.whole or View(run.totals, run.facts, self._profile, run.end)
         return Start(
-            run.begin if run.is_start and self.server.begin is not None else None, run.facts.shown_release, run.facts.arguments, changed,
-            answer.figures_of(view), run.ended, answer.memory(run.facts),
+            run.begin if run.is_start and self.server.begin is not None else None, facts.shown_release, facts.arguments, changed,
+            answer.figures_of(run.whole), run.ended, answer.memory(facts),
         )  # fmt: skip
 
     def _stretches(self) -> tuple[Stretch, ...]:
@@ -1114,25 +1098,25 @@ class Course:
             return ()
         stretches: list[Stretch] = []
         for run in self.runs:
-            begin = run.begin
+            begin, end = run.begin, run.whole.now
             serving = [
                 (at, totals)
                 for at, totals in self.server.buckets
-                if run.begin - 10 <= at <= run.end and any(totals.under("serves").values())
+                if run.begin - 10 <= at <= end and any(totals.under("serves").values())
             ]
             if run.is_start:
-                first = max(serving[0][0], run.begin) if serving else run.end
+                first = max(serving[0][0], run.begin) if serving else end
                 stretches.append(
                     Stretch(
                         "starting",
                         run.begin,
                         first,
-                        ", ".join(answer.memory_words(answer.memory(run.facts), "CUDA graphs")),
+                        ", ".join(answer.memory_words(answer.memory(run.whole.facts), "CUDA graphs")),
                     )
                 )
                 begin = first
             for at, _ in serving:
-                start, stop = max(at, run.begin), min(at + 10.0, run.end)
+                start, stop = max(at, run.begin), min(at + 10.0, end)
                 if start - begin > STRETCH_SECONDS:
                     stretches.append(self._without_work(begin, start))
                     begin = start
@@ -1142,9 +1126,9 @@ class Course:
                     stretches.append(Stretch("serving", min(begin, start), stop))
                 begin = max(begin, stop)
             if run.ended:
-                stretches.append(Stretch("stopped", begin, run.end, run.ended))
-            elif run.end - begin > 1.0:
-                stretches.append(self._without_work(begin, run.end))
+                stretches.append(Stretch("stopped", begin, end, run.ended))
+            elif end - begin > 1.0:
+                stretches.append(self._without_work(begin, end))
         return tuple(stretches)
 
     def _without_work(self, begin: float, end: float) -> Stretch:
