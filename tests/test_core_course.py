@@ -300,3 +300,11 @@ def test_a_failure_that_is_logged_with_its_phase_and_raised_without_is_one() -> 
 def test_two_phases_are_two_failures() -> None:
     lines = [f"{stamp(50, 'TP0')}{FAILED}", f"{stamp(51, 'TP0')}{FAILED.replace('Decode', 'Prefill')}"]
     assert count("out_of_memory.prefill", *lines) == count("out_of_memory.decode", *lines) == 1
+
+
+def test_a_rank_whose_lines_come_after_those_of_another_is_credited_all_its_time() -> None:
+    busy = [decode(25 + 10 * step, queue=3000, usage=0.97, ranks="DP1 TP0") for step in range(90)]
+    idle = [decode(20 + 10 * step, running=0, usage=0.0, ranks="DP0 TP0") for step in range(90)]
+    lines = [line for pair in zip(idle, busy, strict=True) for line in pair]
+    answer = judged([*start(dp_size=2, enable_dp_attention=True), *lines])
+    assert finding(answer, answer.verdict).seconds == pytest.approx(answer.serving_seconds, rel=0.05)

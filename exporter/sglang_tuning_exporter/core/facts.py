@@ -138,12 +138,8 @@ class Facts:
         self.graph_sizes = self.graph_sizes or answer.graph_batch_sizes
 
     def recommended(self, arg: str = "", role: str = "recommends") -> list[Advice]:
-        """Return what SGLang itself recommends in its start; of an argument: what is about it."""
+        """Return what SGLang itself recommends in its start, or decided (`role` decision); of an argument: what is about it."""
         return [each for each in self.said.values() if each.role == role and (not arg or each.is_about(arg))]
-
-    def decided(self, arg: str) -> list[Advice]:
-        """Return what SGLang decided itself in its start about an argument."""
-        return self.recommended(arg, "decision")
 
     def _forget(self) -> None:
         for name in _FOLLOWING:

@@ -476,7 +476,7 @@ def _notes(row: Row, view: View) -> list[str]:
         notes.append(
             f"The start is not in this log: that SGLang captured up to {USUAL_CAPTURED}, as it does by itself, is an assumption."
         )
-    decided = facts.decided(row.remedy.arg) if row.remedy.arg else []
+    decided = facts.recommended(row.remedy.arg, "decision") if row.remedy.arg else []
     notes += [f"SGLang decided at its start: “{said.words.rstrip('.')}”" for said in decided[:MOST_QUOTED]]
     if row.id == "unexplained":
         seen_shares = ((view.share("admission", state) or 0.0, words) for state, words in STATE_WORDS.items())

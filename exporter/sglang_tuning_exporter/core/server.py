@@ -23,7 +23,9 @@ BUCKET_SECONDS = 10.0
 OVERDUE = 2.5  # intervals between two lines; then nothing is decoded any more
 LEAST_HOLD_SECONDS = 2.0  # printed times are whole seconds
 MOST_HOLD_SECONDS = 300.0
-STUCK_SECONDS = 60.0  # work and no line for so long is a hang, if the work is still there afterwards
+STUCK_SECONDS = (
+    60.0  # work and no line, or no progress by pages, for so long is a hang, if the work is still there afterwards
+)
 USUAL_MOMENTS = 10  # with lines, between two silences that may be hangs
 MANY_RUNNING = 8  # a silence that began with so many is worth a note
 USUAL_STEP_SECONDS = 0.05  # until the log shows it
@@ -108,7 +110,6 @@ RANK_COUNTS: Mapping[str, str] = {
     "computed_tokens": "computed", "cached_tokens": "cached", "admitted_requests": "started", "retracted_requests": "retracted",
 }  # fmt: skip
 LATENCIES = ("time_to_first_token", "inter_token", "request_latency", "queue_time")
-HANG_SECONDS = 60.0
 UNUSUAL_SECONDS = (
     10.0  # without output while requests run, or open requests beside idle schedulers: nothing is said of latencies
 )
@@ -126,15 +127,15 @@ _STAGE_WORDS: Mapping[Stage, str] = {
 
 
 class Totals(dict[str, float]):
-    """Sums by name: seconds of a state (`queue/empty`), figure x seconds (`running`), counts (`retractions`). They add and subtract."""
+    """Sums by name: seconds of a state (`queue/empty`), figure x seconds (`running`), counts (`retractions`). They add up."""
 
     def __missing__(self, name: str) -> float:
         return 0.0
 
-    def add(self, other: Totals, times: float = 1.0) -> None:
-        """Add another one, or subtract it (`times` -1)."""
+    def add(self, other: Totals) -> None:
+        """Add another one."""
         for name, value in other.items():
-            self[name] = max(self.get(name, 0.0), value) if name in _MOST else self.get(name, 0.0) + times * value
+            self[name] = max(self.get(name, 0.0), value) if name in _MOST else self.get(name, 0.0) + value
 
     def most(self, name: str, value: float) -> None:
         """Keep the largest."""
@@ -517,14 +518,8 @@ class Scheduler:
         self.speaker = rank
         return known is not None and (event.kind, event.figures) == self.printed  # a higher rank printed it first
 
-    def take(self, seen: Event | RankGains, now: float, counted: Iterable[str] = ()) -> None:
-        """Take a batch line, or what a page shows of it; `counted`: what the page counts of this scheduler."""
-        if isinstance(seen, Event):
-            self._take_line(seen, now)
-        else:
-            self._take_page(seen, counted, now)
-
-    def _take_line(self, event: Event, now: float) -> None:
+    def take(self, event: Event, now: float) -> None:
+        """Take a batch line."""
         figures = event.figures
         is_first = self.at is None or now != self.at
         if is_first:
@@ -697,8 +692,8 @@ class Scheduler:
 
     # A scrape
 
-    def _take_page(self, gains: RankGains, counted: Iterable[str], now: float) -> None:
-        """Take what a scrape shows. Its gauges hold until the next line or scrape; lines of the log, where they come, say more.
+    def take_page(self, gains: RankGains, counted: Iterable[str], now: float) -> None:
+        """Take what a page shows. Its gauges hold until the next line or scrape; lines of the log, where they come, say more.
 
         SGLang refreshes a gauge when it prints a batch line, and when it is idle: unchanged figures are the old observation.
         counted: what the page counts of this scheduler; the log is not needed for it from then on.
@@ -845,7 +840,8 @@ class Scheduler:
             moments, self._moments = self._moments, self._moments + 1
             if gap > max(STUCK_SECONDS, self.hold_seconds):
                 self._moments = 0
-                if moments < USUAL_MOMENTS or ran < 1 or self._server.stopping or self._server.broke_off > self.at:
+                broke_off = max(self._server.last.get(name, -inf) for name in ("starts", "pause", "ends"))
+                if moments < USUAL_MOMENTS or ran < 1 or self._server.stopping or broke_off > self.at:
                     pass  # a log that is silent again and again shows its rhythm, no hang
                 elif go_on and runs >= ran / 2:
                     self._server.hung(Hang(self.at, gap, ran, runs), now)
@@ -1164,7 +1160,7 @@ class Server:
         self.buckets: deque[tuple[float, Totals]] = deque()
         # Sums of buckets that are over, by the windows that were asked for.
         self._ended: dict[tuple[float, float, float], Totals] = {}
-        self.totals = Totals()  # of this start, without the open bucket; `since_start` has both
+        self.totals = Totals()  # counts of this start, without the open bucket
         self.counted = Totals()  # counts since the beginning: they never fall
         self.lives: dict[int | None, Totals] = {}  # the same of each scheduler, by `life`
         self.absent: set[int | None] = set()  # of these, schedulers that are not there now: nothing of them is shown
@@ -1226,7 +1222,7 @@ class Server:
         for rank in counters.ranks:
             scheduler = self._scheduler(rank.figures.dp)
             if scheduler is not None:
-                scheduler.take(self._complete(rank), now, rank.gained)
+                scheduler.take_page(self._complete(rank), rank.gained, now)
         self._leave_out(page, now)
         self.progress = Progress() if counters.restarted else self.progress
         self.progress.take(
@@ -1367,11 +1363,6 @@ class Server:
                 if start <= begin:
                     return totals
         return self.buckets[-1][1]
-
-    @property
-    def since_start(self) -> Totals:
-        """The sums since the last start."""
-        return merged((self.totals, self.buckets[-1][1])) if self.buckets else Totals()
 
     def window(self, seconds: float, now: float | None = None) -> Totals:
         """Return the sums of the last `seconds` up to `now`, by default the present."""
@@ -1678,11 +1669,6 @@ class Server:
         """Whether another rank has prefilled since: with DP attention all ranks wait for it."""
         return any(each.dp != dp and each.prefilled_at >= since for each in self.schedulers.values())
 
-    @property
-    def broke_off(self) -> float:
-        """When a start, a pause or an end came last."""
-        return max(self.last.get(name, -inf) for name in ("starts", "pause", "ends"))
-
     def hangs_on(self, hang: Hang, now: float) -> None:
         """Lengthen the last hang: pages show that it goes on."""
         if self.hangs and self.hangs[-1].until >= hang.begin:
@@ -1811,7 +1797,7 @@ class Progress:
     def stuck(self, now: float) -> Hang | None:
         """Return which stage hangs; a paused server hangs only if it stays paused."""
         stage, since = self._stands(now)
-        if stage is None or now - self.resumed_at < HANG_SECONDS:
+        if stage is None or now - self.resumed_at < STUCK_SECONDS:
             return None
         if self.paused_at is not None:
             if now - self.paused_at < PAUSE_SECONDS:
@@ -1824,11 +1810,11 @@ class Progress:
         """Return which stage does nothing, and since when."""
         if _lasts(self.proven_at, PROVEN_SECONDS, now):
             return "detokenizer", self.sent_at or now
-        if _lasts(self.worked_at, HANG_SECONDS, now):
+        if _lasts(self.worked_at, STUCK_SECONDS, now):
             return "scheduler", self.worked_at or now
-        if _lasts(self.open_at, HANG_SECONDS, now) and _lasts(self.idle_at, UNUSUAL_SECONDS, now):
+        if _lasts(self.open_at, STUCK_SECONDS, now) and _lasts(self.idle_at, UNUSUAL_SECONDS, now):
             return "detokenizer" if self._unsent else "tokenizer", self.open_at or now
-        if _lasts(self.failing_since, HANG_SECONDS, now) and now - self.failed_at <= CHECK_GAP_SECONDS:
+        if _lasts(self.failing_since, STUCK_SECONDS, now) and now - self.failed_at <= CHECK_GAP_SECONDS:
             return "scheduler", self.failing_since or now
         return None, now
 

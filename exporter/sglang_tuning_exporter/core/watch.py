@@ -803,7 +803,7 @@ class Course:
         self.runs: list[Run] = []
         self._profile = profile
         self._step: float | None = None  # the next one
-        self._counted = 0.0  # serving seconds that are credited to rows
+        self._credited: dict[int | None, float] = {}  # serving seconds of each scheduler that are credited to rows
         self._clocks = Clocks(profile)
         self._alerts: list[Alert] = []
         self._last_line: float | None = None
@@ -852,8 +852,9 @@ class Course:
 
     def _credit(self, run: Run, measured: judge.Measured, *, whole: bool = False) -> None:
         """Count the serving time since the last step for what holds."""
-        served = max(self.server.since_start.under("serves").values(), default=0.0)
-        seconds, self._counted = max(served - self._counted, 0.0), served
+        served = {dp: life["activity/serving"] for dp, life in self.server.lives.items()}
+        seconds = max((now - self._credited.get(dp, 0.0) for dp, now in served.items()), default=0.0)
+        self._credited = served
         if measured.view.has_enough_load or whole:
             run.verdicts[measured.verdict] += seconds
         for name in measured.holding:
@@ -893,7 +894,6 @@ class Course:
         if "cuda_graph_not_covering" in run.held and whole.facts.largest_captured is None:
             for seen in (run.held, run.phases):  # later batches show what was captured, and explain the earlier ones
                 seen.pop("cuda_graph_off", None)
-        self._counted = 0.0
         return last
 
     # The whole
