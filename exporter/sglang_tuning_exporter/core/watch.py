@@ -155,16 +155,14 @@ class Watch:
         self._moves: deque[float] = deque(maxlen=8)  # when pages were asked for that showed progress
         self._retracted: Budget = deque()  # requests by the counters, without a line so far
         self._requests: Budget = deque()  # the same of all that came
-        self._settled_later = WAITING  # kinds of lines that a page confirms or refutes
+        self._settled = WAITING  # kinds of lines that a page confirms or refutes
         self._first_page: float | None = None  # when it was asked for
         self._unsure: list[Event] = []  # lines that the first page may have counted already
         self._sendings: deque[float] = deque(
             maxlen=8
         )  # when pages were asked for that showed that tokens had been sent
-        self._sent: float | None = None
         self._disagreed: dict[str, float] = {}  # when log and metrics last disagreed about a fact that both show
         self._worked_at = -inf  # metrics last showed work
-        self._counts_retractions = False
         self._served_starts: int | None = None  # how many starts were known when a page last came
         self._hung_at = -inf
         self.ledger = Ledger()
@@ -197,7 +195,7 @@ class Watch:
             self.server.last["batch"] = now
         if event.kind == "transfer":
             self.server.explain_transfer(event, now)  # by whom ever it is counted
-        is_counted = event.kind == "retraction" and self._counts_retractions
+        is_settled = event.kind in self._settled
         if self._counts_at_once(event, now, past=past):
             self._accept(event)
         elif self._held or event.kind == "arguments":
@@ -208,9 +206,9 @@ class Watch:
                 self._held.append((now, event))
         elif event.kind in COUNTED_BY_PAGE and self._counts(event.kind):
             return
-        elif is_counted and self.server.is_repeated(event, now):
+        elif is_settled and event.kind == "retraction" and self.server.is_repeated(event, now):
             return  # what every TP rank prints is paid for once
-        elif is_counted or self.server.counters.former is not None or event.kind in self._settled_later:
+        elif is_settled or self.server.counters.former is not None:
             self._wait(event, now)
         elif event.kind in OF_A_START - {"ready"} and not self.server.starting:
             self.doubtful[event.kind, "works_on"] += 1
@@ -225,7 +223,7 @@ class Watch:
         if self.failure is not None or self._answered_at is None:
             return True
         is_newer = counters.is_continued or now > (self._first_page or -inf) - 1.0  # SGLang prints whole seconds
-        return past and not (event.kind == "retraction" and self._counts_retractions and is_newer)
+        return past and not (event.kind == "retraction" and event.kind in self._settled and is_newer)
 
     def _wait(self, event: Event, now: float) -> None:
         most = MOST_WAITING // 2 if event.kind in OF_A_REQUEST else MOST_WAITING
@@ -296,7 +294,7 @@ class Watch:
     # Scrapes
 
     def _take_page(self, page: Scrape, now: float, begun: float) -> None:
-        server, counters = self.server, self.server.counters
+        server, counters, before = self.server, self.server.counters, self.server.page
         busy = any((rank.running or 0) + (rank.queued or 0) > 0 for rank in page.ranks)
         if self._held and counters.fell(page):
             self._release(accept=True)
@@ -309,10 +307,12 @@ class Watch:
             self._outages.append((self._failed_since, now))
         self.failure, self._answered_at, self._failed_since = None, now, None
         whole = counters.whole or page  # a counter that one page lacks still counts
-        self._counts_retractions = any(rank.retracted_requests is not None for rank in whole.ranks)
+        counts_retractions = any(rank.retracted_requests is not None for rank in whole.ranks)
         counts_requests = any(getattr(whole, name) is not None for name in REQUESTS)
-        self._settled_later = WAITING | OF_A_REQUEST if counts_requests else WAITING
-        if self._reads and self._counts_retractions:
+        self._settled = (
+            WAITING | (OF_A_REQUEST if counts_requests else set()) | ({"retraction"} if counts_retractions else set())
+        )
+        if self._reads and counts_retractions:
             self._disagreed.setdefault("retracted_requests", -inf)
         moved = bool(counters.moved) or counters.restarted
         self._stands_since = None if moved or not busy else now if self._stands_since is None else self._stands_since
@@ -320,8 +320,7 @@ class Watch:
             self._worked_at = now
         if moved:
             self._moves.append(begun)
-        if page.sent != self._sent:
-            self._sent = page.sent
+        if before is None or page.sent != before.sent:
             self._sendings.append(begun)
         self._compare_pools(page, now)
         self._settle(now)
@@ -373,7 +372,7 @@ class Watch:
             if self._pay(self._retracted if retracts else self._requests, number, dp):
                 return True
             return any(each is event for each in self._unsure) if now - at > UNSETTLED_SECONDS else None
-        if event.kind == "health" and self._sent is not None:
+        if event.kind == "health" and self.server.page is not None and self.server.page.sent is not None:
             return self._sends_nothing(at, now)
         if stands:
             return True
