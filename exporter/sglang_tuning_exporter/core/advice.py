@@ -274,10 +274,10 @@ def _within_graphs(view: View, raised: Change, to: float, now: float, usage: flo
     if isinstance(graphs, tuple) and facts.pools_gb and facts.capacity_gb:
         taken = ((facts.number(FRACTION) or 0.0) - float(str(graphs[-1].to))) * facts.capacity_gb / facts.pools_gb
         if usage * to / now > view.profile.token_usage_target * (1.0 - taken):
-            share = f"{100 * taken:.0f} % of the KV cache"
+            share = f"{100 * taken:.0f} %" if taken < 1 else "all"
             return [
                 _say(
-                    f"nothing, or add a server: CUDA graphs for {batch} requests take {share}, and the rest does not hold so many"
+                    f"nothing, or add a server: CUDA graphs for {batch} requests take {share} of the KV cache that these would need"
                 )
             ]
     return [raised, graphs]
