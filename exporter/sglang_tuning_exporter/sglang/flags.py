@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from sglang_tuning_exporter.sglang.clean import REDACTED, is_secret, redacted
 
-T = TypeVar("T")
 Kind = Literal["switch", "either", "value", "list", "json", "adapters", "none"]
 
 _KINDS: dict[str, Kind] = {
@@ -51,67 +50,71 @@ class Flag:
     default: object
 
 
+@lru_cache(maxsize=3)
 def _read(name: str) -> dict[str, Any]:
     """Return one of the JSON files beside this one."""
     document: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     return document
 
 
-def _in_release(spans: Iterable[tuple[int, int, T]], index: int) -> T | None:
-    """Return what holds in the release with this index, of values from a first to a last release; None where nothing does."""
-    return next((value for first, last, value in spans if first <= index <= last), None)
-
-
 @lru_cache(maxsize=1)
-def _table() -> tuple[tuple[str, ...], dict[str, int], dict[str, list[tuple[int, int, Flag]]]]:
-    document = _read("flags.json")
-    names = tuple(document["releases"])
-    indexes = {release: index for index, release in enumerate(names)} | {"": len(names) - 1}
-    rows = {
-        arg: [(indexes[row[0]], indexes[row[1]], _flag_of_row(arg, row)) for row in spans]
-        for arg, spans in document["arguments"].items()
-    }
-    return names, indexes, rows
+def releases() -> tuple[str, ...]:
+    """Return the releases whose flags are known, oldest first."""
+    return tuple(_read("flags.json")["releases"])
 
 
-def _flag_of_row(arg: str, row: list[Any]) -> Flag:
-    kind = _KINDS[row[2]]
-    default = row[3] if len(row) > 3 else False if kind == "switch" else None
-    flag = row[4] if len(row) > 4 else "" if kind == "none" else "--" + arg.replace("_", "-")
+def _span(first: str, last: str) -> range:
+    """Return the places in `releases()` from a first to a last release; without a last one to the newest."""
+    known = releases()
+    return range(known.index(first), known.index(last) + 1 if last else len(known))
+
+
+@lru_cache(maxsize=2)
+def _spans(name: str) -> dict[str, list[tuple[range, list[Any]]]]:
+    """Return the rows of each argument in one of the files, each with its releases."""
+    rows = _read(name)["arguments"].items()
+    return {arg: [(_span(first, last), row) for first, last, *row in spans] for arg, spans in rows}
+
+
+def _row(name: str, arg: str, release: str) -> list[Any] | None:
+    place = releases().index(release)
+    return next((row for span, row in _spans(name).get(arg, ()) if place in span), None)
+
+
+def _flag(arg: str, row: list[Any]) -> Flag:
+    kind = _KINDS[row[0]]
+    default = row[1] if len(row) > 1 else False if kind == "switch" else None
+    flag = row[2] if len(row) > 2 else "" if kind == "none" else "--" + arg.replace("_", "-")
     return Flag(arg, flag, kind, default)
 
 
 @lru_cache(maxsize=1)
 def argument_names() -> frozenset[str]:
     """Return the names of all arguments of any release, except secrets, which are never among parsed arguments."""
-    return frozenset(arg for arg in _table()[2] if not is_secret(arg))
+    return frozenset(arg for arg in _spans("flags.json") if not is_secret(arg))
 
 
 def _counted(names: Iterable[str]) -> list[int]:
     """Return how many of these arguments each release has."""
-    found = Counter(index for arg in names for first, last, _ in _table()[2][arg] for index in range(first, last + 1))
-    return [found[index] for index in range(len(releases()))]
+    found = Counter(place for arg in names for span, _ in _spans("flags.json")[arg] for place in span)
+    return [found[place] for place in range(len(releases()))]
 
 
-def releases() -> tuple[str, ...]:
-    """Return the releases whose flags are known, oldest first."""
-    return _table()[0]
-
-
+@lru_cache(maxsize=1024)  # asked for every argument of a check
 def flag_of(arg: str, release: str) -> Flag | None:
     """Return an argument's flag in one of `releases()`; None where that release does not have it.
 
     Raises ValueError for a release that is not one of them.
     """
-    names, _, rows = _table()
-    return _in_release(rows.get(arg, ()), names.index(release))
+    row = _row("flags.json", arg, release)
+    return None if row is None else _flag(arg, row)
 
 
 def nearest_flag(arg: str, release: str) -> Flag | None:
     """Return an argument's flag in the nearest release that has it; None where none has."""
-    names, _, rows = _table()
-    index, spans = names.index(release), rows.get(arg, ())
-    return min(spans, key=lambda span: max(span[0] - index, index - span[1], 0))[2] if spans else None
+    place, spans = releases().index(release), _spans("flags.json").get(arg, ())
+    nearest = min(spans, key=lambda span: max(span[0].start - place, place - span[0].stop + 1, 0), default=None)
+    return None if nearest is None else _flag(arg, nearest[1])
 
 
 def infer_version(args: Mapping[str, object]) -> tuple[str, str] | None:
@@ -382,24 +385,15 @@ _Settings: TypeAlias = Mapping[str, object]  # of flags; an unknown one has the 
 
 
 @lru_cache(maxsize=1)
-def _choices() -> dict[str, list[tuple[int, int, tuple[object, ...]]]]:
-    indexes = _table()[1]
-    return {
-        arg: [(indexes[first], indexes[last], tuple(values)) for first, last, values in spans]
-        for arg, spans in _read("choices.json")["arguments"].items()
-    }
+def checks() -> tuple[tuple[range, dict[str, Any]], ...]:
+    """Return all checks, each with the places in `releases()` of those that have it."""
+    return tuple((_span(row["first"], row["last"]), row) for row in _read("refusals.json")["checks"])
 
 
-@lru_cache(maxsize=1)
-def checks() -> tuple[tuple[int, int, dict[str, Any]], ...]:
-    """Return all checks: the indexes of the first and the last release that has it, and the row."""
-    indexes = _table()[1]
-    return tuple((indexes[row["first"]], indexes[row["last"]], row) for row in _read("refusals.json")["checks"])
-
-
-def choices_of(arg: str, release: str) -> tuple[object, ...] | None:
+def choices_of(arg: str, release: str) -> list[object] | None:
     """Return the values that a release's parser accepts for a flag; None where it accepts any."""
-    return _in_release(_choices().get(arg, ()), _table()[1][release])
+    row = _row("choices.json", arg, release)
+    return None if row is None else row[0]
 
 
 def have_effect(release: str, changes: _Settings, values: _Settings) -> bool:
@@ -407,12 +401,12 @@ def have_effect(release: str, changes: _Settings, values: _Settings) -> bool:
 
     What it would reject of the values as they are is no reason: the server runs. A change to None removes the flag.
     """
-    index, after = _table()[1][release], {**values, **changes}
+    place, after = releases().index(release), {**values, **changes}
     return all(_is_a_choice(release, arg, value) for arg, value in changes.items()) and not any(
         _hold(row["when"], after, release)
         and (row["arg"] in changes if row["then"] == "ignored" else not _hold(row["when"], values, release))
-        for first, last, row in checks()
-        if first <= index <= last
+        for span, row in checks()
+        if place in span
     )
 
 

@@ -438,24 +438,13 @@ def _series_and_bound(raw: str) -> tuple[_Key, float | None]:
     return series, None if isnan(bound) or bound == -inf else bound
 
 
-def _sum(histograms: list[Histogram]) -> Histogram | None:
-    """Add series; where their bounds differ, only the common ones are kept."""
-    if len(histograms) < 2:
-        return histograms[0] if histograms else None
-    bounds = histograms[0].bounds
-    if any(histogram.bounds != bounds for histogram in histograms):
-        bounds = tuple(sorted(set(bounds).intersection(*(histogram.bounds for histogram in histograms))))
-        histograms = [_with_bounds(histogram, bounds) for histogram in histograms]
-    if len(bounds) < 2:
+def _sum(histograms: Sequence[Histogram]) -> Histogram | None:
+    """Add series; None where their bounds differ."""
+    if len({histogram.bounds for histogram in histograms}) != 1:
         return None
     counts = tuple(fsum(column) for column in zip(*(histogram.counts for histogram in histograms), strict=True))
     sums = [histogram.seconds for histogram in histograms if histogram.seconds is not None]
-    return Histogram(bounds, counts, fsum(sums) if len(sums) == len(histograms) else None)
-
-
-def _with_bounds(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:
-    counts = dict(zip(histogram.bounds, histogram.counts, strict=True))
-    return Histogram(bounds, tuple(counts[bound] for bound in bounds), histogram.seconds)
+    return Histogram(histograms[0].bounds, counts, fsum(sums) if len(sums) == len(histograms) else None)
 
 
 # One page as objects, read with the tables.
