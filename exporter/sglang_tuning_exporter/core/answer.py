@@ -50,7 +50,7 @@ def beside(judgement: Judgement, server: Server, totals: Totals, **more: Any) ->
     events = totals["marked.retractions"]
     note = f"{totals['retractions']:.0f} retractions, {events:.0f} of them beside text that clients can write."
     return replace(
-        judgement, notes=(*([note] if events else []), *judgement.notes), marked=marked, shares=_shares(totals), last=last_figures(server),
+        judgement, notes=(*([note] if events else []), *judgement.notes), marked=marked, shares=_shares(totals), last=_last_figures(server),
         series=series(server), running_limit=server.running_limit,
         command=line, command_changes=changes, command_notes=notes, facts=printed(server.facts), **more,
     )  # fmt: skip
@@ -97,7 +97,7 @@ def figures_of(view: View) -> dict[str, float]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def last_figures(server: Server) -> Mapping[str, float | None]:
+def _last_figures(server: Server) -> Mapping[str, float | None]:
     """Return the present figures of all schedulers together, None where unknown."""
 
     def known(figure: str) -> list[float]:
@@ -148,9 +148,9 @@ def printed(facts: Facts) -> dict[str, float | str | None]:
 
 # `report --against`: the figures of two logs side by side, without a guess why they differ
 
-SAME = 0.1  # figures that differ by less, of the larger, differ by chance
-SAME_SHARE = 0.05  # and shares that differ by less in all
-DRAWN = frozenset({"random_seed", "nccl_port", "port", "host"})  # they differ at every start, and change no figure
+_SAME = 0.1  # figures that differ by less, of the larger, differ by chance
+_SAME_SHARE = 0.05  # and shares that differ by less in all
+_DRAWN = frozenset({"random_seed", "nccl_port", "port", "host"})  # they differ at every start, and change no figure
 # By the name that `figures_of` gives it: words, unit, and which side is better, if any.
 FIGURES: Mapping[str, tuple[str, str, str]] = {
     "generated_tokens_per_second": ("generated tokens/s", "count", "higher"),
@@ -171,7 +171,7 @@ def compare(before: Judgement, after: Judgement) -> Comparison:
     old, new = (next((start for start in reversed(each.starts) if start.figures), None) for each in (before, after))
     changed, rows = dict[str, tuple[object, object]](), list[dict[str, Any]]()
     if old is not None and new is not None:
-        for arg in sorted((old.arguments.keys() & new.arguments.keys()) - DRAWN):
+        for arg in sorted((old.arguments.keys() & new.arguments.keys()) - _DRAWN):
             was, now = old.arguments[arg], new.arguments[arg]
             if was != now and (was or now):
                 changed[arg] = was, now
@@ -193,7 +193,7 @@ def compare(before: Judgement, after: Judgement) -> Comparison:
 
 def _change(unit: str, better: str, before: float, after: float) -> str:
     difference = after - before
-    least = SAME_SHARE if unit in {"share", "ratio"} else SAME * max(abs(before), abs(after))
+    least = _SAME_SHARE if unit in {"share", "ratio"} else _SAME * max(abs(before), abs(after))
     if abs(difference) <= least:
         return "same"
     if not better:
@@ -204,17 +204,17 @@ def _change(unit: str, better: str, before: float, after: float) -> str:
 # Words
 
 TONE_WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "No limit", "calm": "No verdict"}
-LIVE_WORDS = {"healthy": "Healthy", "idle": "Idle", "starting": "Starting", "stopped": "Stopped"}  # by verdict
+_LIVE_WORDS = {"healthy": "Healthy", "idle": "Idle", "starting": "Starting", "stopped": "Stopped"}  # by verdict
 GOOD = frozenset({"no_limit_in_log", "healthy"})
-TITLES = {
+_TITLES = {
     "out_of_memory_any": "Out of memory",
     "pd_queue": "Other server of the pair is slow",
     "dp_imbalanced": "DP ranks unbalanced",
     "unexplained": "Requests wait, cause not known",
 }  # of diagnoses whose id is not their title
-SHOWN_SIGNALS = ("queue", "admission", "cuda_graph")
-NOT_SHOWN = "no_queue"  # the queue says it
-COUNTS = {
+_SHOWN_SIGNALS = ("queue", "admission", "cuda_graph")
+_NOT_SHOWN = "no_queue"  # the queue says it
+_COUNTS = {
     "lines": "lines", "decode_batches": "decode lines", "prefill_batches": "prefill lines", "server_starts": "starts",
     "unrecognised": "unrecognised", "rejected_requests": "answered with 503", "server_errors": "answered with 500",
 }  # fmt: skip
@@ -224,7 +224,7 @@ MEMORY = {
 }  # fmt: skip
 _MOSTLY = {"no_limit_in_log": "nothing limited the server", "not_enough_data": "too little load for a verdict"}
 _MOST_ROWS = 40
-HALF_A_DAY = 43200.0
+_HALF_A_DAY = 43200.0
 
 
 # Findings
@@ -232,7 +232,7 @@ HALF_A_DAY = 43200.0
 
 def title(diagnosis: str) -> str:
     """Return a diagnosis in a few words."""
-    return TITLES.get(diagnosis) or diagnosis.replace("_", " ").capitalize().replace("Cuda", "CUDA")
+    return _TITLES.get(diagnosis) or diagnosis.replace("_", " ").capitalize().replace("Cuda", "CUDA")
 
 
 def changes(finding: Finding, judged: Judgement) -> list[tuple[Change, Finding | None]]:
@@ -280,7 +280,7 @@ def tone(judged: Judgement) -> str:
 
 def word(judged: Judgement) -> str:
     """Return the verdict of a running server in a word, for readers who cannot see its colour."""
-    return LIVE_WORDS.get(judged.verdict) or TONE_WORDS[tone(judged)]
+    return _LIVE_WORDS.get(judged.verdict) or TONE_WORDS[tone(judged)]
 
 
 def checks(judged: Judgement) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
@@ -334,7 +334,7 @@ def standing(judged: Judgement, since: float | None, now: float) -> str:
     lasted = ""
     if since is not None:
         seconds = max(now - since, 0.0)
-        begin = f"since {judged.at(since, whole=seconds > HALF_A_DAY)} UTC"
+        begin = f"since {judged.at(since, whole=seconds > _HALF_A_DAY)} UTC"
         lasted = f"For {duration(seconds)}, {begin}." if seconds >= 2 else f"{capitalised(begin)}."
     sure = f"Confidence: {judged.own.confidence}." if judged.own is not None else ""
     return " ".join(filter(None, (lasted, sure)))
@@ -395,19 +395,19 @@ def shares(judged: Judgement, profile: profiles.Profile) -> list[tuple[str, floa
     }
     return [
         (words[state], share)
-        for signal in SHOWN_SIGNALS
+        for signal in _SHOWN_SIGNALS
         for state, share in sorted(judged.shares.get(signal, {}).items(), key=lambda item: -item[1])
-        if state != NOT_SHOWN and round(100 * share) > 0
+        if state != _NOT_SHOWN and round(100 * share) > 0
     ]
 
 
 def counted(judged: Judgement) -> dict[str, str]:
     """Return what was counted, by name; what is beside text of clients is said with it."""
     counts, marked = judged.counts, judged.marked
-    found = {words: f"{counts[name]:,.0f}" for name, words in COUNTS.items() if name in counts}
+    found = {words: f"{counts[name]:,.0f}" for name, words in _COUNTS.items() if name in counts}
     for name in ("rejected_requests", "server_errors"):
         if not counts.get(name):
-            found.pop(COUNTS[name], None)
+            found.pop(_COUNTS[name], None)
     events, requests = counts.get("retraction_events", 0), counts.get("retracted_requests", 0)
     found["retractions"] = f"{events:,.0f} ({requests:,.0f} requests)"
     if beside := marked.get("retraction_events"):

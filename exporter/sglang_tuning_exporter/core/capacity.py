@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import floor, fsum, inf, isfinite, log2, nan, sqrt
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.sglang.metrics import RankFigures
@@ -24,30 +24,29 @@ _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2
 _T_MANY = 1.96
 # Relative standard error between a figure and its measurement some minutes later: the machine and the mix of requests change, and the
 # windows of one ten-minute fit cannot show it (docs/capacity.md, "Other batches").
-BETWEEN = 0.07
+_BETWEEN = 0.07
 _MOST_WINDOWS, _LEAST_WINDOWS = 10, 4
 _LEAST_STEPS = 200
-LEAST_LINES = 40  # of a log
+_LEAST_LINES = 40  # of a log
 # Standard deviation of the batch: below it, any change of the machine's speed would give any slope.
-LEAST_DEVIATION, LEAST_DEVIATION_SHARE = 0.3, 0.05
+_LEAST_DEVIATION, _LEAST_DEVIATION_SHARE = 0.3, 0.05
 # Half the slope's interval, relative to the slope.
-MOST_HALF_WIDTH = 0.6
+_MOST_HALF_WIDTH = 0.6
 # Between the mean step and an earlier line at the same batch: above it the earlier line does not describe this server.
-MOST_LINE_ERROR = 0.25
+_MOST_LINE_ERROR = 0.25
 # For each doubling beyond the batches seen: steps of a real engine grew faster than the line.
-GROWTH_BEYOND_SEEN = 0.1
+_GROWTH_BEYOND_SEEN = 0.1
 # Share of the batch's spread within windows from which on the windows share a slope: a slowdown between two of them does not tilt it.
-SPREAD_WITHIN_WINDOWS = 0.5
-LEAST_SECONDS = 1.0  # between two readings
-BACKWARDS_SECONDS = 5.0  # a snapshot that much older than the last one is from another clock or another server
-LEAST_BUSY_SECONDS = 0.5
-LEAST_SHARE_SECONDS = 20.0
-LEAST_SERVING_SECONDS = 20.0
-STALE_SECONDS = 120.0  # older figures say nothing about now
-MOST_SCHEDULERS = 384
-MOST_FITS = 64
+_SPREAD_WITHIN_WINDOWS = 0.5
+_LEAST_SECONDS = 1.0  # between two readings
+_BACKWARDS_SECONDS = 5.0  # a snapshot that much older than the last one is from another clock or another server
+_LEAST_BUSY_SECONDS = 0.5
+_LEAST_SHARE_SECONDS = 20.0
+_LEAST_SERVING_SECONDS = 20.0
+_STALE_SECONDS = 120.0  # older figures say nothing about now
+_MOST_SCHEDULERS = 384
+_MOST_FITS = 64
 _MICROSECONDS = frozenset({2, 5, 7})  # places in `Sums` that SGLang counts so
-T = TypeVar("T")
 
 
 class Estimate(NamedTuple):
@@ -60,7 +59,7 @@ class Estimate(NamedTuple):
     @property
     def with_drift(self) -> Estimate:
         """The figure with the interval for a measurement some minutes later."""
-        value, drift = self.value, _T_MANY * BETWEEN * self.value
+        value, drift = self.value, _T_MANY * _BETWEEN * self.value
         low, high = sqrt((value - self.low) ** 2 + drift**2), sqrt((self.high - value) ** 2 + drift**2)
         return Estimate(value, max(value - low, 0.0), value + high)
 
@@ -73,7 +72,7 @@ class Estimate(NamedTuple):
         return Estimate(amount / self.value, amount / self.high, amount / self.low)
 
 
-def estimated(windows: Sequence[T], figure: Callable[[Sequence[T]], float]) -> Estimate | None:
+def _estimated(windows: Sequence[Sums], figure: Callable[[Sequence[Sums]], float]) -> Estimate | None:
     """Return a figure of windows with its jackknife interval; None below two windows, or where it is no number without one of them.
 
     Consecutive steps are alike, so an interval from single steps would be far too narrow.
@@ -160,7 +159,7 @@ def total(parts: Iterable[Sums]) -> Sums:
     return Sums(*map(sum, zip(*parts, strict=True)))
 
 
-def windows_of(parts: Sequence[Sums]) -> list[Sums]:
+def _windows_of(parts: Sequence[Sums]) -> list[Sums]:
     """Return consecutive parts as at most ten windows of about equally many steps; parts without steps are left out."""
     counted = [part for part in parts if part.steps]
     share, seen = sum(part.steps for part in counted) / _MOST_WINDOWS, 0.0
@@ -194,7 +193,7 @@ class StepTime:
     def with_line_of(self, earlier: StepTime) -> StepTime:
         """Return this step time with the line of an earlier fit of the same server, if the present mean step lies on it."""
         predicted = None if self.line is not None else earlier.at(self.batch)
-        if predicted is None or abs(self.seconds.value / predicted.value - 1.0) > MOST_LINE_ERROR:
+        if predicted is None or abs(self.seconds.value / predicted.value - 1.0) > _MOST_LINE_ERROR:
             return self
         return replace(self, line=earlier.line, refused="")
 
@@ -213,17 +212,17 @@ class StepTime:
         own, of_slope = (self.seconds.high - self.seconds.low) / 2, (slope.high - slope.low) / 2 * away
         half = sqrt(own * own + of_slope * of_slope)
         beyond = max(log2(batch / self.seen[1]), 0.0)
-        low, high = value - half, value * (1 + GROWTH_BEYOND_SEEN * beyond) + half
+        low, high = value - half, value * (1 + _GROWTH_BEYOND_SEEN * beyond) + half
         return Estimate(value, low, high) if low > 0 else None
 
 
 def fit(parts: Sequence[Sums], *, least: float = _LEAST_STEPS, source: str = "v1_loads") -> StepTime | None:
     """Return the step time from the moments of consecutive intervals; None where there are too few steps."""
-    windows = windows_of(parts)
+    windows = _windows_of(parts)
     together = total(windows)
     if together.steps < least or len(windows) < _LEAST_WINDOWS or not together.seconds or not together.batch:
         return None
-    seconds = estimated(windows, lambda each: total(each).mean_seconds)
+    seconds = _estimated(windows, lambda each: total(each).mean_seconds)
     if seconds is None:
         return None
     deviation = sqrt(together.spread / together.steps)
@@ -235,9 +234,9 @@ def fit(parts: Sequence[Sums], *, least: float = _LEAST_STEPS, source: str = "v1
 
 def _line(together: Sums, windows: Sequence[Sums], deviation: float) -> tuple[Estimate, Estimate] | str:
     """Return the line of the windows, or why there is none."""
-    if deviation < max(LEAST_DEVIATION, LEAST_DEVIATION_SHARE * together.mean_batch):
+    if deviation < max(_LEAST_DEVIATION, _LEAST_DEVIATION_SHARE * together.mean_batch):
         return f"the batch hardly varied ({together.mean_batch:.1f} ± {deviation:.2f} requests)"
-    is_shared = sum(window.spread for window in windows) >= SPREAD_WITHIN_WINDOWS * together.spread
+    is_shared = sum(window.spread for window in windows) >= _SPREAD_WITHIN_WINDOWS * together.spread
 
     def slope(cut: Sequence[Sums]) -> float:
         """Give the slope that all windows share, each with its own intercept, or the one of all steps together."""
@@ -249,13 +248,13 @@ def _line(together: Sums, windows: Sequence[Sums], deviation: float) -> tuple[Es
         whole = total(cut)
         return whole.mean_seconds - slope(cut) * whole.mean_batch
 
-    per_request, fixed = estimated(windows, slope), estimated(windows, intercept)
+    per_request, fixed = _estimated(windows, slope), _estimated(windows, intercept)
     if per_request is None or fixed is None:
         return "the batch varied in too few windows"
     if per_request.value <= 0:
         return f"larger batches were not slower ({1e3 * per_request.value:.2f} ms a request): something else slowed it down"
     half_width = (per_request.high - per_request.low) / 2 / per_request.value
-    if half_width > MOST_HALF_WIDTH:
+    if half_width > _MOST_HALF_WIDTH:
         return f"its windows disagree (± {100 * half_width:.0f} % of the slope)"
     if fixed.low <= 0:
         return (
@@ -304,16 +303,16 @@ class RankCapacity:
 # Readings of `/v1/loads` over ten minutes
 
 
-def speeds_of(intervals: Sequence[Sums]) -> RankCapacity:
+def _speeds_of(intervals: Sequence[Sums]) -> RankCapacity:
     """Return the speeds over intervals between readings."""
     watched, busy = sum(each.clock for each in intervals), sum(each.prefill_seconds for each in intervals)
     # SGLang counts a prefill when it ends, so the busy time of a long one may exceed a short interval.
-    share = min(busy / watched, 1.0) if watched >= LEAST_SHARE_SECONDS else None
+    share = min(busy / watched, 1.0) if watched >= _LEAST_SHARE_SECONDS else None
     computing = [each for each in intervals if each.prefill_seconds > 0]
     size = -(-len(computing) // _MOST_WINDOWS)
     cut = [total(computing[first : first + size]) for first in range(0, len(computing), size)] if size else []
-    is_enough = busy >= LEAST_BUSY_SECONDS and len(computing) >= _LEAST_WINDOWS
-    speed = estimated(cut, _prefill_speed) if is_enough else None
+    is_enough = busy >= _LEAST_BUSY_SECONDS and len(computing) >= _LEAST_WINDOWS
+    speed = _estimated(cut, _prefill_speed) if is_enough else None
     step, generated = fit(intervals), sum(each.tokens for each in intervals)
     prefilled = sum(each.prefill_tokens for each in intervals)
     per_token = prefilled / generated if step is not None and generated else None
@@ -347,10 +346,10 @@ class Readings:
         Counters that fall belong to a restarted server, so the readings before them are removed.
         """
         last = self._kept[-1] if self._kept else reading._replace(clock=-inf)
-        if reading.fell_since(last) or reading.clock < last.clock - BACKWARDS_SECONDS:
+        if reading.fell_since(last) or reading.clock < last.clock - _BACKWARDS_SECONDS:
             self._kept.clear()
             self._fitted = None
-        elif reading.clock < last.clock + LEAST_SECONDS:
+        elif reading.clock < last.clock + _LEAST_SECONDS:
             return reading.clock > last.clock
         self._kept.append(reading)
         self._speeds = None
@@ -371,7 +370,7 @@ class Readings:
         what a larger batch would bring.
         """
         if self._speeds is None:
-            found = speeds_of(self.intervals)
+            found = _speeds_of(self.intervals)
             if found.step is not None and found.step.line is not None:
                 self._fitted = found.step
             elif found.step is not None and self._fitted is not None:
@@ -391,7 +390,7 @@ class Measured:
         """Add one answer; each scheduler in it has a time stamp of its own, and a snapshot seen before is ignored."""
         for load in loads:
             counted = Sums.counted(load)
-            if counted is None or (load.dp not in self._ranks and len(self._ranks) >= MOST_SCHEDULERS):
+            if counted is None or (load.dp not in self._ranks and len(self._ranks) >= _MOST_SCHEDULERS):
                 continue
             rank = self._ranks.setdefault(load.dp, Readings(self._length))
             if rank.take(counted):
@@ -404,7 +403,7 @@ class Measured:
     def scheduler(self, dp: int | None, now: float, *, only: bool) -> Readings | None:
         """Return one scheduler; a server's only scheduler is rank 0 in `/v1/loads`. None where its counters are old or absent."""
         rank = self._ranks.get(0 if dp is None and only and None not in self._ranks else dp)
-        return None if rank is None or now - rank.seen_at >= STALE_SECONDS else rank
+        return None if rank is None or now - rank.seen_at >= _STALE_SECONDS else rank
 
 
 # Of a server
@@ -415,7 +414,7 @@ def capacities(server: Server, measured: Measured | None, now: float) -> list[Ra
 
     Tokens held and running requests are means over all schedulers, in the window of the profile.
     """
-    only, of_lines = len(server.schedulers) == 1, step_of_lines(server, now)
+    only, of_lines = len(server.schedulers) == 1, _step_of_lines(server, now)
     totals = server.window(server.profile.window_seconds, now)
     running, usage = totals.mean("running"), totals.mean("usage")
     ranks = []
@@ -434,7 +433,7 @@ def capacities(server: Server, measured: Measured | None, now: float) -> list[Ra
                 str(of_lines),
             )
         pool, limit, held, most = server.facts.pool(dp), server.facts.limit(dp), None, None
-        if pool and running and usage and totals[f"serves/{dp}"] >= LEAST_SERVING_SECONDS:
+        if pool and running and usage and totals[f"serves/{dp}"] >= _LEAST_SERVING_SECONDS:
             held = usage * pool / running
             most = max(floor(min(pool / held, limit or pool)), 1)  # with the limit alone nothing is known
         ranks.append(
@@ -446,7 +445,7 @@ def capacities(server: Server, measured: Measured | None, now: float) -> list[Ra
     return ranks
 
 
-def step_of_lines(server: Server, now: float) -> StepTime | str:
+def _step_of_lines(server: Server, now: float) -> StepTime | str:
     """Return the step time from the decode lines of all schedulers, or why there is none.
 
     It is less exact than counters: a line is the mean of some forty steps. The schedulers run the same model on the same kind of GPU,
@@ -461,15 +460,15 @@ def step_of_lines(server: Server, now: float) -> StepTime | str:
     lines = sorted((line for each in schedulers for line in each.steps if line[0] >= begin), key=lambda line: line[0])
     if not lines and server.facts.is_on("speculative_algorithm") and server.totals["accepted:n"] == 0:
         return "the decode lines do not show how many tokens a speculative step gives (accept len)"
-    if lines and lines[-1][0] < now - STALE_SECONDS:
+    if lines and lines[-1][0] < now - _STALE_SECONDS:
         lines = []
-    return fit_of_lines(tuple(line[1:] for line in lines))
+    return _fit_of_lines(tuple(line[1:] for line in lines))
 
 
-@lru_cache(maxsize=MOST_FITS)
-def fit_of_lines(lines: tuple[tuple[float, float, float], ...]) -> StepTime | str:
+@lru_cache(maxsize=_MOST_FITS)
+def _fit_of_lines(lines: tuple[tuple[float, float, float], ...]) -> StepTime | str:
     """Return the step time from decode lines, each as one step, or why there is none; cached, because one page needs a fit several times."""
-    least = LEAST_LINES
+    least = _LEAST_LINES
     return fit([Sums.of_line(*line) for line in lines], least=least, source="log") or (
         f"{len(lines)} decode lines of the last ten minutes show the time of a step (one a second at most, and none after a prefill or"
         f" another batch), and {least} are needed: give a longer log, or ask the server itself (--sglang-url, from 0.5.18 on)"

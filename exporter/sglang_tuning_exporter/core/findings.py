@@ -264,7 +264,7 @@ class Judgement:
     findings: tuple[Finding, ...]
     checks: Mapping[str, Figure | None]  # every row; None where the log does not show it, or too little was seen
     notes: tuple[str, ...] = ()  # of the input first
-    # What is shown beside it: added by `summary`, and by who reads the input
+    # What is shown beside it: added by `answer`, and by who reads the input
     profile: str = ""
     begin: float | None = None  # unix seconds as printed
     end: float | None = None

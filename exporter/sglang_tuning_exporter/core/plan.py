@@ -15,15 +15,15 @@ from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import plain
 from sglang_tuning_exporter.core.server import Server
 
-FORMATS = ("text", "json")
-MOST_BATCH = 4096
-BROKEN = {
+_FORMATS = ("text", "json")
+_MOST_BATCH = 4096
+_BROKEN = {
     "inter_token": "tokens later than the objective",
     "first_token": "first tokens later than the objective",
     "kv_cache": "more than the KV cache holds",
     "running_limit": "above the running limit",
 }
-SOURCES = {"v1_loads": "the server's own step counters", "log": "the log's decode lines, prefill left out"}
+_SOURCES = {"v1_loads": "the server's own step counters", "log": "the log's decode lines, prefill left out"}
 
 
 def run(
@@ -46,8 +46,8 @@ def run(
 
 def check_format(format: str) -> None:  # noqa: A002 - the flag's name
     """Raise `UsageError` for a format that is none."""
-    if format not in FORMATS:
-        raise UsageError(f"--format={format}: give one of {', '.join(FORMATS)}")
+    if format not in _FORMATS:
+        raise UsageError(f"--format={format}: give one of {', '.join(_FORMATS)}")
 
 
 def show(made: dict[str, Any], format: str) -> int:  # noqa: A002 - the flag's name
@@ -87,7 +87,7 @@ def text(made: dict[str, Any]) -> str:
         return f"No table: {made['refused'] or 'what runs is not known'}.\n"
     least, most = made["seen"]["least"], made["seen"]["most"]
     lines = [
-        f"From {', '.join(SOURCES[each] for each in made['basis'])}, with {least:.0f} to {most:.0f} requests at once; in brackets the interval of 95 %.",
+        f"From {', '.join(_SOURCES[each] for each in made['basis'])}, with {least:.0f} to {most:.0f} requests at once; in brackets the interval of 95 %.",
         "",
         f"{'at once':>8} {'tokens/s':>22} {'inter-token p50':>17} {'KV cache':>9} {'first token':>12}",
     ]
@@ -97,7 +97,7 @@ def text(made: dict[str, Any]) -> str:
         low, high = speed["interval"]
         cache = "" if row["kv_cache"] is None else f"{100 * row['kv_cache']:.0f} %"
         first = "" if row["first_token_seconds"] is None else f"{row['first_token_seconds']:.3g} s"
-        broken = "; ".join(BROKEN[each] for each in row["breaks"])
+        broken = "; ".join(_BROKEN[each] for each in row["breaks"])
         if not marked and row["requests"] > most:
             marked = True
             lines.append("    (not seen from here on)")
@@ -148,7 +148,7 @@ def plan_rows(ranks: Sequence[RankCapacity], profile: profiles.Profile, prompt: 
 
     Without a line only batches near the mean one are known, so that has a row. `prompt`: uncached tokens of the mean prompt.
     """
-    most = min((rank.most_requests or MOST_BATCH for rank in ranks), default=0)
+    most = min((rank.most_requests or _MOST_BATCH for rank in ranks), default=0)
     means = {round(step.batch) for rank in ranks if (step := rank.step) is not None and step.line is None}
     batches = sorted({*(1 << power for power in range(13) if 1 << power < most), most, *means})
     found = (_row(ranks, batch, profile, prompt) for batch in batches if batch)

@@ -33,11 +33,11 @@ from sglang_tuning_exporter.core.watch import Course
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
 
 SCHEMA_VERSION = "2"
-COUNTS = (
+_COUNTS = (
     "lines", "decode_batches", "prefill_batches", "retraction_events", "retracted_requests", "out_of_memory.prefill",
     "out_of_memory.decode", "out_of_memory.graph_capture", "out_of_memory.startup", "out_of_memory.unknown", "server_starts", "unrecognised",
 )  # fmt: skip
-LAST = ("running_requests", "queued_requests", "token_usage")
+_LAST = ("running_requests", "queued_requests", "token_usage")
 Document = dict[str, Any]
 
 
@@ -123,7 +123,7 @@ def document(judged: Judgement, against: answer.Comparison | None = None) -> Doc
         "sources": judged.sources,
         "profile": judged.profile,
         "span": {
-            "start": iso(judged.begin), "end": iso(judged.end), "seconds": whole["seconds"],
+            "start": _iso(judged.begin), "end": _iso(judged.end), "seconds": whole["seconds"],
             "serving_seconds": judged.serving_seconds, "idle_seconds": judged.idle_seconds,
         },
         "server": {"version": last.release if last else None, "args": last.arguments if last else {}},
@@ -147,9 +147,9 @@ def document(judged: Judgement, against: answer.Comparison | None = None) -> Doc
         ],
         "course": [{"what": each.what, **_stretch(each.begin, each.end, begin), "words": each.words} for each in judged.course],
         "shares": judged.shares,
-        "counts": _nested(dict.fromkeys(COUNTS, 0) | {name: count for name, count in judged.counts.items() if count}),
+        "counts": _nested(dict.fromkeys(_COUNTS, 0) | {name: count for name, count in judged.counts.items() if count}),
         "marked": _nested(judged.marked),
-        "last": {name: judged.last.get(name) for name in LAST} | {"cuda_graph": _switch(judged.last.get("cuda_graph"))},
+        "last": {name: judged.last.get(name) for name in _LAST} | {"cuda_graph": _switch(judged.last.get("cuda_graph"))},
         "available_gpu_memory_gb": judged.available_gb,
         "facts": judged.facts,
         "starts": [_start(judged, place, first_run + place) for place in range(len(judged.starts))],
@@ -176,7 +176,7 @@ def plain(value: object, depth: int = 16) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def iso(time: float | None) -> str | None:
+def _iso(time: float | None) -> str | None:
     """Return unix seconds as `2025-11-20T11:40:00Z`; None if the log has no dates."""
     if time is None or not FIRST_DATED_SECOND <= time < 253402300800:
         return None
@@ -186,7 +186,7 @@ def iso(time: float | None) -> str | None:
 
 def _stretch(start: float, end: float | None, begin: float) -> Document:
     until = max(start if end is None else end, start)
-    return {"start": iso(start), "end": iso(until), "at": max(start - begin, 0.0), "seconds": round(until - start, 3)}
+    return {"start": _iso(start), "end": _iso(until), "at": max(start - begin, 0.0), "seconds": round(until - start, 3)}
 
 
 def _finding(finding: Finding, begin: float, sources: Sequence[str]) -> Document:
@@ -210,7 +210,7 @@ def _explained_by(finding: Finding, sources: Sequence[str]) -> Document | None:
     said, only = finding.explained_by, sources[0] if len(sources) == 1 else None
     return None if said is None else {
         "text": said.text, "class": said.word, "rank": said.rank.words or None, "line": said.figures.get("line") or None,
-        "file": said.file or only, "time": iso(said.time), "raised_at": said.place or None, "beside_text_of_others": said.marked,
+        "file": said.file or only, "time": _iso(said.time), "raised_at": said.place or None, "beside_text_of_others": said.marked,
         "before": said.before,
     }  # fmt: skip
 

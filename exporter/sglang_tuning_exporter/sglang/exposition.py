@@ -43,7 +43,7 @@ _ONLY_FIGURE = re.compile(_FIGURE)
 
 # The page of one scheduler has about 700 lines, all shorter than a thousand characters.
 MOST_LINES = 50_000
-MOST_LABEL_SETS = 16384
+_MOST_LABEL_SETS = 16384
 LONGEST_LINE = 4096  # label sets are cached, so their length must be limited too
 
 
@@ -125,7 +125,7 @@ def _number(value: str) -> float | None:
 
 
 # A server repeats its label sets in every family. The caches have room for those of sixty ranks, until `PageReader` has the structure.
-@lru_cache(maxsize=MOST_LABEL_SETS)
+@lru_cache(maxsize=_MOST_LABEL_SETS)
 def _are_labels(raw: str) -> bool:
     return _ONLY_LABELS.fullmatch(raw) is not None and _are_names(_without_values(raw))
 
@@ -142,13 +142,13 @@ def _are_names(form: str) -> bool:
     return len(set(names)) == len(names) and not any(name.startswith("__") for name in names)
 
 
-@lru_cache(maxsize=MOST_LABEL_SETS)
+@lru_cache(maxsize=_MOST_LABEL_SETS)
 def _identity(raw: str) -> frozenset[tuple[str, str]]:
     """Return the labels that identify a series: in any order, without empty ones."""
     return frozenset(item for item in labels(raw).items() if item[1])
 
 
-@lru_cache(maxsize=MOST_LABEL_SETS)
+@lru_cache(maxsize=_MOST_LABEL_SETS)
 def labels(raw: str) -> Mapping[str, str]:
     """Return the labels of one sample, unescaped. The result is cached and shared, so read-only."""
     if "\\" not in raw:

@@ -220,7 +220,7 @@ def flag_value(arg: str, args: Mapping[str, object], release: str | None) -> obj
     return round(printed / factor, None if is_whole else 4)
 
 
-def in_force(arg: str, flag: float, args: Mapping[str, object], release: str | None) -> float:
+def _in_force(arg: str, flag: float, args: Mapping[str, object], release: str | None) -> float:
     """Return the value in force on one rank for the value of a flag; `args` are flag values."""
     if arg == "max_running_requests":
         return flag // attention_ranks(args)
@@ -440,7 +440,7 @@ def _value(arg: str, values: _Settings, release: str) -> Any:
         case "chunk_of_a_rank" | "requests_of_a_rank":
             name = "chunked_prefill_size" if arg == "chunk_of_a_rank" else "max_running_requests"
             printed = figure(name)
-            return None if printed is None else in_force(name, printed, values, release)
+            return None if printed is None else _in_force(name, printed, values, release)
     value, flag = values.get(arg), flag_of(arg, release)
     return flag.default if value is None and flag is not None else value
 
