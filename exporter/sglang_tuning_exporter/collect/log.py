@@ -188,7 +188,7 @@ class Logbook:
                 self._watch.recall(events, self._clock())
             return
         if block.begins:
-            reader.wrapping.begin_file()
+            reader.wrapping.cut.clear()  # the rest of a line that a runtime cut was in a file that is gone
         try:
             events = [event for line in block.data.splitlines() for event in reader.read(line)]
         except Exception:

@@ -239,9 +239,8 @@ def form_of(text: bytes, layers: int = _LAYERS) -> tuple[Form, bool] | None:
     head = _HEAD.search(text)
     if head is None and b'  File "' in text:
         known = _KNOWN_BEFORE.match(text)
-        return (
-            None if known is None or not _FRAME.match(text, known.end()) else ((_KNOWN[known.lastgroup or ""],), True)
-        )
+        is_frame = known is not None and _FRAME.match(text, known.end()) is not None
+        return ((_KNOWN[known.lastgroup or ""],), True) if known is not None and is_frame else None
     if not layers or head is None:
         return None
     second = _SECOND.match(text, head.start())
@@ -448,17 +447,10 @@ class Wrapping:
         text = without_terminal(raw.lstrip(b"\x00")[:LONGEST])
         if text[:1] == b" " and (_STAMP.match(pasted := text.lstrip(b" ")) or pasted.startswith(b"(")):
             text = pasted
-        if self.is_bare and _STAMP.match(text):
-            self._accept((), [Line(text)])
-            return [Line(text)]
         lines = self._whole(Line(text))
         if not lines:
             self.waits = "cut"
         return [inner for line in lines for inner in self._inner(line, open_text=open_text)]
-
-    def begin_file(self) -> None:
-        """Forget the first part of a line whose rest was in a file that is gone."""
-        self.cut.clear()
 
     def _whole(self, line: Line) -> list[Line]:
         """Return a line without a container runtime's text around it; nothing while the runtime has cut it."""
@@ -487,28 +479,19 @@ class Wrapping:
     def _inner(self, line: Line, *, open_text: bool) -> list[Line]:
         """Return what is in a line without the text of container runtimes: as it is, in a known form, behind other text, or in a new form."""
         stamp = _STAMP.match(line.text)
-        known = self._in_known_form(line)
-        if stamp is not None:
-            # Another time in brackets may stand before SGLang's own stamp.
-            may_be_another = not self.is_bare and (known is not None or _SECOND.match(line.text) is not None)
-            if not may_be_another or WORDS.match(line.text, stamp.end()) is not None:
-                self._accept((), [line])
-                return [line]
-        if known is not None:
-            form, found = known
-            if any(_STAMP.match(each.text) or each.headed for each in found):
-                self._accept(form, found)
-            return found
+        if stamp is not None and (self.is_bare or WORDS.match(line.text, stamp.end()) is not None):
+            return self._accept((), [line])
+        for form in filter(None, (self.form, *self.forms)):
+            found = without(form, line)
+            if any(each.headed or _STAMP.match(each.text) for each in found):
+                return self._accept(form, found)
+            if found and form is self.form:  # without a stamp only in that of the line before
+                return found
+        # Another time in brackets may stand before SGLang's own stamp.
+        if stamp is not None and _SECOND.match(line.text) is None:
+            return self._accept((), [line])
         behind = None if open_text else self._behind_text(line)
         return self._in_new_form(line) if behind is None else behind
-
-    def _in_known_form(self, line: Line) -> tuple[Form, list[Line]] | None:
-        """Return the lines in an accepted form; without a stamp only in that of the line before."""
-        for form in [self.form, *self.forms] if self.form else self.forms:
-            found = without(form, line)
-            if found and (form is self.form or any(_STAMP.match(each.text) or each.headed for each in found)):
-                return form, found
-        return None
 
     def _behind_text(self, line: Line) -> list[Line] | None:
         """Return a line behind progress bars without a newline, or directly behind words of another program, such as an address."""
@@ -540,8 +523,7 @@ class Wrapping:
             return []
         held, self.held = self.held, []
         self.forms = [form, *self.forms[: _FORMS_KEPT - 1]]
-        self._accept(form, held)
-        return held
+        return self._accept(form, held)
 
     @property
     def is_bare(self) -> bool:
@@ -555,8 +537,8 @@ class Wrapping:
         self.form, self.held = form, []
         return True
 
-    def _accept(self, form: Form, found: list[Line]) -> None:
-        """Note a line with SGLang's stamp, or the text that replaces it, in this form."""
+    def _accept(self, form: Form, found: list[Line]) -> list[Line]:
+        """Note that lines have SGLang's stamp, or the text that replaces it, in this form; return them."""
         for line in found:
             stamp = _STAMP.match(line.text)
             if WORDS.match(line.text, stamp.end() if stamp else 0) is not None:
@@ -565,6 +547,7 @@ class Wrapping:
             self.form = form
         if form in self._proven:
             self.held = []
+        return found
 
 
 # What lines say
