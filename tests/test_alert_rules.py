@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from promtool import Alert, fired, promtool
-from sglang_tuning_exporter.core.rows import BY_ID, ROWS
-from sglang_tuning_exporter.core.runbooks import BY_ALERT, PROMETHEUS
+from sglang_tuning_exporter.core.rows import BY_ID, PROMETHEUS, ROWS
+from sglang_tuning_exporter.core.runbooks import BY_ALERT
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin.wishes import Wishes
 from sglang_tuning_exporter.serve.metrics import reference_sections

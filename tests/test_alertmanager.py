@@ -26,8 +26,8 @@ import yaml
 
 from conftest import wait_for
 from promtool import fired
-from sglang_tuning_exporter.core.rows import BY_ID
-from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS, PROMETHEUS
+from sglang_tuning_exporter.core.rows import BY_ID, PROMETHEUS
+from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings.demo import Process, free_port, program
 from sglang_tuning_exporter.recordings.notifications import receiver

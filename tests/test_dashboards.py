@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.core import judge
-from sglang_tuning_exporter.core.rows import ROWS
-from sglang_tuning_exporter.core.runbooks import PROMETHEUS
+from sglang_tuning_exporter.core.rows import PROMETHEUS, ROWS
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.mixin.boards import looks
 

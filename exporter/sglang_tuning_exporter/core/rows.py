@@ -57,12 +57,12 @@ class Row:
     """One diagnosis.
 
     title: a few words for a notification's title; `{value}` is its figure with its unit. alert: its name, by the id; without a title there is
-    none. seen: what was seen, by the figure's name. past: the summary when it is over, over `{until}` and `{times}`; without a time it is
-    said of an alert only. unless: rows that explain the same evidence better. causes: rows that this one can follow from; with `borrows` it
-    takes their advice. needs_advice: without a change that is left it is no finding. protects: what no other finding's change may take while
-    this one holds: `memory`, `requests`. after, until: seconds of the alert clock. chance: an opportunity. limits: when it can be the
-    verdict; without it, unless it is a chance. remedy: without an argument it is advice to people; its words stand where no value can be
-    computed.
+    none. seen: what was seen, by the figure's name. sign: the same where there is no figure to compare, or where it would say less. past: the
+    summary when it is over, over `{until}` and `{times}`; without a time it is said of an alert only. unless: rows that explain the same
+    evidence better. causes: rows that this one can follow from; with `borrows` it takes their advice. needs_advice: without a change that is
+    left it is no finding. protects: what no other finding's change may take while this one holds: `memory`, `requests`. after, until: seconds
+    of the alert clock. chance: an opportunity. limits: when it can be the verdict; without it, unless it is a chance. remedy: without an
+    argument it is advice to people; its words stand where no value can be computed.
     """
 
     id: str
@@ -71,6 +71,7 @@ class Row:
     guide: str
     remedy: Change
     seen: str = ""
+    sign: str = ""
     severity: Severity = "info"
     alert: str = ""
     title: str = ""
@@ -208,6 +209,7 @@ def _complete(row: Row) -> Row:
         row,
         alert=row.alert or (f"SGLang{''.join(words)}" if row.title else ""),
         seen=row.seen or f"{{value}} of the {when.name}",
+        sign=row.sign or (row.seen if row.seen and "{value}" not in row.seen else ""),
         remedy=replace(row.remedy, flag=f"--{row.remedy.arg.replace('_', '-')}" if row.remedy.arg else ""),
         when=replace(when, unit="share") if is_share else when,
     )
@@ -288,6 +290,7 @@ FAILURES = _rows(
         when=_event("no_pool", name="starts whose memory has no room for a KV cache"),
         summary="The weights leave no room for the KV cache.",
         seen="{value}",
+        sign="its log shows a start whose memory has no room for a KV cache",
         guide='"Tune --mem-fraction-static": weights and KV cache share this part of the memory',
         remedy=Change(
             "",
@@ -334,6 +337,7 @@ FAILURES = _rows(
         ),
         summary="CUDA graphs leave too little GPU memory free, or do not fit.",
         seen="graph capture ran out of memory, or left less than {reserve_least_gb} GB free",
+        sign="graph capture ran out of memory, or left too little of the GPU's memory free",
         guide='"Avoid out-of-memory errors": lower --mem-fraction-static, or capture fewer or smaller CUDA graphs',
         remedy=Change(
             _FRACTION,
@@ -400,6 +404,7 @@ FAILURES = _rows(
         summary="SGLang hangs: it has requests but makes no progress.",
         past="SGLang hung until {until}: it had requests and made no progress.",
         seen="{value} in which nothing moved while requests were there",
+        sign="requests are there and nothing moves, or a watchdog or health check of SGLang says so",
         guide=_NOT_IN_GUIDE + "save the evidence and restart the server",
         remedy=Change(
             "",
@@ -419,6 +424,7 @@ FAILURES = _rows(
         summary="SGLang has crashed.",
         past="SGLang crashed {times}, the last time at {until}.",
         seen="its log shows {value}",
+        sign="its log shows a scheduler exception, a dead process or a failed start",
         guide=_NOT_IN_GUIDE + "after a crash the server is down until its model is loaded again",
         remedy=_look(
             "read the lines just before it in the log, and the traceback beside it",
@@ -440,6 +446,7 @@ FAILURES = _rows(
         summary="SGLang does not answer.",
         past="SGLang did not answer until {until}.",
         seen="{value}",
+        sign="the last scrapes of SGLang failed, or its log shows its end",
         guide=_NOT_IN_GUIDE + "the server must run before it can be tuned",
         remedy=_look(
             "save the log, read its last lines, and restart the server",
@@ -458,6 +465,7 @@ FAILURES = _rows(
         when=_fact(_trouble("not_sglang"), name="1 while something else answers at its address", needs="metrics"),
         summary="The address given to the exporter is not that of an SGLang server.",
         seen="{value}",
+        sign="something answers at --sglang-url that is not SGLang",
         guide=_NOT_IN_GUIDE + "nothing is watched at a wrong address",
         remedy=_look(
             "check --sglang-url: host, port and path",
@@ -1690,6 +1698,7 @@ CHANCES = _rows(
         when=_fact(_trouble("log_silent"), name="1 while tokens are generated and no line comes", needs="a sidecar"),
         summary="SGLang's log is unreadable or has no new lines while the server works.",
         seen="{value}",
+        sign="the log cannot be read, or has no new line while the server works",
         guide=_NOT_IN_GUIDE + "retractions and out-of-memory failures are only in the log",
         remedy=_look(
             "check that the file grows, that the exporter may read it, and that --log-level is info",
@@ -2013,6 +2022,7 @@ CHANCES = _rows(
         when=_event("unreadable", name="lines that this version cannot read"),
         summary="SGLang logs something that this exporter does not support.",
         seen="{value} unknown log lines or keys",
+        sign="its log or its metrics have lines or keys that this version cannot read",
         guide=_NOT_IN_GUIDE + "a newer SGLang may log a figure differently",
         remedy=Change(
             "",
@@ -2020,6 +2030,69 @@ CHANCES = _rows(
             "update the exporter; if that does not help, report your SGLang version",
             "All other figures stay available; a renamed one is absent.",
             "a plug-in of yours logs such lines",
+        ),
+    ),
+)
+# What only Prometheus sees: alerts about the exporter itself. Their PromQL is in the rules' template.
+PROMETHEUS = _rows(
+    Row(
+        id="exporter_down",
+        title="exporter down",
+        past="Prometheus could not scrape the SGLang exporter.",
+        alert="SGLangTuningExporterDown",
+        severity="critical",
+        when=_fact(name="failed scrapes", needs="Prometheus"),
+        summary="Prometheus cannot scrape the SGLang exporter.",
+        seen="every scrape of the exporter's /metrics failed for 5 minutes, or for 10 where few were made",
+        guide=_NOT_IN_GUIDE + "the exporter must be scraped before it can say anything",
+        remedy=_look(
+            "check whether the exporter runs and whether Prometheus reaches it; then whether SGLang answers",
+            "Alerts that fired hold for 15 minutes by the exporter's last word; no new one can fire.",
+            "the server was taken out of service together with its exporter: remove both from the targets",
+        ),
+    ),
+    Row(
+        id="exporter_gone",
+        title="exporter gone",
+        past="Prometheus had no SGLang exporter left to scrape in this job.",
+        alert="SGLangTuningExporterGone",
+        severity="critical",
+        when=_fact(name="targets", needs="Prometheus"),
+        summary="Prometheus has no SGLang exporter left to scrape in this job.",
+        seen="the last target left while its server had requests",
+        guide=_NOT_IN_GUIDE + "without a target no scrape fails and no alert can fire",
+        remedy=_look(
+            "check whether the servers run, and what service discovery finds",
+            "A target that is gone has no series, so no other alert of these servers can fire.",
+            "the servers were taken out of service under load, on purpose: silence it, it ends after a day",
+        ),
+    ),
+    Row(
+        id="scraped_too_seldom",
+        title="scraped too seldom",
+        past="Prometheus scraped the exporter too rarely.",
+        when=_fact(name="scrapes in half an hour", needs="Prometheus"),
+        summary="Prometheus scrapes the exporter too rarely.",
+        seen="fewer than 14 scrapes in 30 minutes",
+        guide=_NOT_IN_GUIDE + "with more than two minutes between scrapes alerts come late, and rates have gaps",
+        remedy=_look(
+            "set scrape_interval of this job to 15s, at most 2m",
+            "Prometheus learns late of what the exporter decided, and takes its target for gone.",
+            "the interval was just changed: the alert resolves within half an hour",
+        ),
+    ),
+    _limit(
+        id="many_servers",
+        past="Many servers of one model had the same trouble.",
+        alert="SGLangManyServers",
+        when=_fact(name="servers whose alert of one diagnosis fires", needs="Prometheus"),
+        summary="Many servers of one model have the same trouble.",
+        seen="an alert of one diagnosis fires for a third of a model's servers, and for at least three",
+        guide=_NOT_IN_GUIDE + "what many servers have in common is their load, their flags or their release",
+        remedy=_look(
+            "look for what they share: a change of flags, of release or of load",
+            "One message stands for all of them: their own are held back while it fires.",
+            "they were taken out of service on purpose",
         ),
     ),
 )

@@ -16,8 +16,8 @@ from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.advice import fill
 from sglang_tuning_exporter.core.alerts import NOTIFIED_AS_WELL
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.findings import URGENCY, Change
-from sglang_tuning_exporter.core.rows import BY_ID, KILLS, ROWS, Row, When
+from sglang_tuning_exporter.core.findings import URGENCY
+from sglang_tuning_exporter.core.rows import BY_ID, KILLS, PROMETHEUS, ROWS, Row
 from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import View
 
@@ -26,80 +26,6 @@ FOLDER = "alerts/runbooks"
 # SGLang's tuning guide, which the rows summarise.
 GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning"
 
-# What only Prometheus sees: alerts about the exporter itself. Their PromQL is in the rules' template.
-PROMETHEUS: tuple[Row, ...] = (
-    Row(
-        id="exporter_down",
-        title="exporter down",
-        past="Prometheus could not scrape the SGLang exporter.",
-        alert="SGLangTuningExporterDown",
-        severity="critical",
-        when=When("fact", name="failed scrapes", needs="Prometheus"),
-        summary="Prometheus cannot scrape the SGLang exporter.",
-        seen="every scrape of the exporter's /metrics failed for 5 minutes, or for 10 where few were made",
-        guide="not in SGLang's guide: the exporter must be scraped before it can say anything",
-        remedy=Change(
-            "",
-            "look",
-            "check whether the exporter runs and whether Prometheus reaches it; then whether SGLang answers",
-            "Alerts that fired hold for 15 minutes by the exporter's last word; no new one can fire.",
-            "the server was taken out of service together with its exporter: remove both from the targets",
-        ),
-    ),
-    Row(
-        id="exporter_gone",
-        title="exporter gone",
-        past="Prometheus had no SGLang exporter left to scrape in this job.",
-        alert="SGLangTuningExporterGone",
-        severity="critical",
-        when=When("fact", name="targets", needs="Prometheus"),
-        summary="Prometheus has no SGLang exporter left to scrape in this job.",
-        seen="the last target left while its server had requests",
-        guide="not in SGLang's guide: without a target no scrape fails and no alert can fire",
-        remedy=Change(
-            "",
-            "look",
-            "check whether the servers run, and what service discovery finds",
-            "A target that is gone has no series, so no other alert of these servers can fire.",
-            "the servers were taken out of service under load, on purpose: silence it, it ends after a day",
-        ),
-    ),
-    Row(
-        id="scraped_too_seldom",
-        title="scraped too seldom",
-        past="Prometheus scraped the exporter too rarely.",
-        alert="SGLangScrapedTooSeldom",
-        severity="info",
-        when=When("fact", name="scrapes in half an hour", needs="Prometheus"),
-        summary="Prometheus scrapes the exporter too rarely.",
-        seen="fewer than 14 scrapes in 30 minutes",
-        guide="not in SGLang's guide: with more than two minutes between scrapes alerts come late, and rates have gaps",
-        remedy=Change(
-            "",
-            "look",
-            "set scrape_interval of this job to 15s, at most 2m",
-            "Prometheus learns late of what the exporter decided, and takes its target for gone.",
-            "the interval was just changed: the alert resolves within half an hour",
-        ),
-    ),
-    Row(
-        id="many_servers",
-        past="Many servers of one model had the same trouble.",
-        alert="SGLangManyServers",
-        severity="warning",
-        when=When("fact", name="servers whose alert of one diagnosis fires", needs="Prometheus"),
-        summary="Many servers of one model have the same trouble.",
-        seen="an alert of one diagnosis fires for a third of a model's servers, and for at least three",
-        guide="not in SGLang's guide: what many servers have in common is their load, their flags or their release",
-        remedy=Change(
-            "",
-            "look",
-            "look for what they share: a change of flags, of release or of load",
-            "One message stands for all of them: their own are held back while it fires.",
-            "they were taken out of service on purpose",
-        ),
-    ),
-)
 ALERTS: tuple[Row, ...] = (*(row for row in ROWS if row.alert), *PROMETHEUS)
 BY_ALERT: dict[str, Row] = {row.alert: row for row in ALERTS}
 # Causes stay before their consequences.
@@ -123,20 +49,6 @@ INHIBITIONS: Mapping[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] =
         *((_named(row), _named(row.replace("_fast", "_slow"))) for row in _NAMES if row.endswith("_burning_fast")),
     ),
     "pool and diagnosis": ((_named("many_servers"), tuple(row.alert for row in ROWS if row.alert)),),
-}
-# What is seen where there is no figure to compare, or where it would say less.
-SEEN = {
-    "graph_memory_short": "graph capture ran out of memory, or left too little of the GPU's memory free",
-    "scheduler_stuck": "requests are there and nothing moves, or a watchdog or health check of SGLang says so",
-    "crashed": "its log shows a scheduler exception, a dead process or a failed start",
-    "server_down": "the last scrapes of SGLang failed, or its log shows its end",
-    "metrics_disabled": "/metrics answers 404",
-    "no_kv_cache": "its log shows a start whose memory has no room for a KV cache",
-    "not_sglang": "something answers at --sglang-url that is not SGLang",
-    "format_drift": "its log or its metrics have lines or keys that this version cannot read",
-    "log_silent": "the log cannot be read, or has no new line while the server works",
-    "sources_disagree": BY_ID["sources_disagree"].seen,
-    **{row.id: row.seen for row in PROMETHEUS},
 }
 
 _COMPUTED = "<!-- Made by `sglang-tuning-exporter generate` from the table of diagnoses and core/prose/{id}.md. -->\n\n"
@@ -268,8 +180,8 @@ def past(row: Row) -> str:
 
 def when(row: Row, profile: profiles.Profile) -> str:
     """Return in words when the condition of a row holds."""
-    if row.id in SEEN:
-        return SEEN[row.id]
+    if row.sign:
+        return row.sign
     limit = bound(row, profile)
     words = {**figures(profile), "value": limit, "s": "" if limit == "at least one" else "s"}
     over = {"share": ", over ten minutes", "rate": ", over ten minutes"}.get(row.when.kind, "")

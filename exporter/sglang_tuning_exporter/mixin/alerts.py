@@ -124,9 +124,9 @@ def _seen(row: rows.Row) -> str:
         return f"{{{{ $value }}}}{{{{ with {of} }}}} of {{{{ . | first | value }}}}{{{{ end }}}} servers of {_MODEL}: {_DIAGNOSIS}"
     if row.id in _ENDED:  # the line of its log that explains the end
         said = _query(f"last_over_time(sglang_tuning_end_info{{{_SELECTOR}}}[15m])")
-        return f"{runbooks.SEEN[row.id]}{{{{ with {said} }}}}. In its log: “{{{{ . | first | label `words` }}}}”{{{{ end }}}}"
-    if row.id in runbooks.SEEN:
-        return runbooks.SEEN[row.id]
+        return f"{row.sign}{{{{ with {said} }}}}. In its log: “{{{{ . | first | label `words` }}}}”{{{{ end }}}}"
+    if row.sign:
+        return row.sign
     form, unit = _FORMS[row.when.unit]
     value = f"{{{{ $value | {form} }}}}{unit}"
     plural = f'{{{{ if ne ($value | {form}) "1" }}}}s{{{{ end }}}}'
@@ -154,7 +154,7 @@ def _advice(row: rows.Row) -> str:
         query = _query(asked, " ".join(f"$labels.{name}" for name in (*POOL, "diagnosis")))
         told = _told(("flag", "suggested", "text"))
         return f"{{{{ with {query} }}}}{told} (advised to {{{{ . | first | value }}}} of them){{{{ else }}}}{words}{{{{ end }}}}"
-    if row in runbooks.PROMETHEUS:
+    if row in rows.PROMETHEUS:
         return words
     query = _query(f"topk(1, {_series('sglang_tuning_advice_timestamp_seconds', row)})")
     more = f'{{{{ with $a | label "not_if" }}}} {NOT_IF} {{{{ . }}}}.{{{{ end }}}}{{{{ with $a | label "cost" }}}} {COSTS} {{{{ . }}}}{{{{ end }}}}'
@@ -200,7 +200,7 @@ _SAME = {"target": TARGET, "server": SERVER, "pool and diagnosis": (*POOL, "diag
 
 def _inhibitions() -> Iterator[tuple[str, str, str]]:
     """Give which alerts hold back which: matchers of both, and the labels that agree."""
-    exporters = {row.alert for row in runbooks.PROMETHEUS}
+    exporters = {row.alert for row in rows.PROMETHEUS}
     for of, (causes, held) in ((of, pair) for of, pairs in runbooks.INHIBITIONS.items() for pair in pairs):
         matchers = [f'alertname =~ "{"|".join(held)}"']
         if {*held} == {row.alert for row in runbooks.ALERTS} - {*causes}:
@@ -238,7 +238,7 @@ def files(time_scale: float = 1.0, wishes: Wishes = NONE, kind: str = "prometheu
         "scaled": partial(scaled, time_scale=time_scale),
         "seconds": lambda number: f"{number / time_scale:g}",
         "groups": groups(wishes),
-        "prometheus": {row.id: row for row in runbooks.PROMETHEUS},
+        "prometheus": {row.id: row for row in rows.PROMETHEUS},
         "annotations": lambda row: alert_annotations(row, wishes),
         "severe": sorted(
             runbooks.MOST_SEVERE_FIRST, key=lambda row: SEVERITIES.index(wishes.severity(row.alert, row.severity))

@@ -151,8 +151,8 @@ _WITHOUT = {
 
 
 # Every verdict in a few words, and its level.
-HEADLINES = {row.id: title(row.id) for row in (*rows.ROWS, *runbooks.PROMETHEUS)} | _WITHOUT
-_LEVELS = {row.id: row.severity for row in (*rows.ROWS, *runbooks.PROMETHEUS)} | {
+HEADLINES = {row.id: title(row.id) for row in (*rows.ROWS, *rows.PROMETHEUS)} | _WITHOUT
+_LEVELS = {row.id: row.severity for row in (*rows.ROWS, *rows.PROMETHEUS)} | {
     name: "good" if name in FINE else "none" for name in _WITHOUT
 }
 HEADLINE_CELLS = value_mappings(HEADLINES)
@@ -171,4 +171,4 @@ VERDICT_LOOKS = _on_a_strip()
 
 
 # What to do about each diagnosis where no value can be computed: "raise --flag: words".
-ADVICE_IN_WORDS = {row.id: runbooks.advice(row, profiles.DEFAULT) for row in (*rows.ROWS, *runbooks.PROMETHEUS)}
+ADVICE_IN_WORDS = {row.id: runbooks.advice(row, profiles.DEFAULT) for row in (*rows.ROWS, *rows.PROMETHEUS)}
