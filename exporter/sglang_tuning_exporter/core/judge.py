@@ -31,13 +31,11 @@ from sglang_tuning_exporter.core.rows import (
     OUT_OF_MEMORY,
     RETRACTING,
     ROWS,
-    STATE_WORDS,
     WHY_REQUESTS_WAIT,
     Row,
-    costly_settings,
     explained_by_flag,
 )
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, USUAL_CAPTURED, WAITS, Server, Totals
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server, Totals
 from sglang_tuning_exporter.core.view import View, explained
 from sglang_tuning_exporter.sglang.flags import have_effect
 
@@ -406,35 +404,13 @@ def _sentence(row: Row, view: View, figure: Figure, said: Event | None) -> str:
         return view.stuck.sentence
     if row.id == "crashed" and said is not None and said.word != "unknown":
         return f"{said.ending.what}{f' ({said.where})' if said.where else ''}"
-    ended = (
-        view.ended if ": " in view.ended else f"that {view.ended or 'it ended'}"
-    )  # an error is said in its own words
-    own = {"crashed": ended, "server_down": view.down, **view.troubles}.get(row.id) or _said(row.id, view)
-    value = own or amount(figure.value, "count" if figure.unit == "per_minute" else figure.unit)
+    value = (
+        view.troubles.get(row.id)
+        or row.says(view)
+        or amount(figure.value, "count" if figure.unit == "per_minute" else figure.unit)
+    )
     words = advice.fill(row.seen, advice.figures_of(view))
     return words.replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
-
-
-def _said(row: str, view: View) -> str:
-    """Say what was seen of a row, where more than its figure is known."""
-    facts, totals = view.facts, view.totals
-    if row == "kv_transfer_failing":
-        failed, line = view.failed_transfers, view.transfer
-        why = f", with: {line.short.rstrip('.')}" if line is not None and line.text else ""
-        side = f" on this {line.word} server" if line is not None and line.word else ""
-        return f"{failed:,.0f} request{'' if failed == 1 else 's'} failed{side}{why}; {amount(view.per_minute(failed), 'per_minute')}"
-    if row == "no_kv_cache" and facts.no_pool is not None:
-        weights, left = facts.weights_gb, facts.beside_weights_gb
-        words = f"SGLang computes a KV cache of {facts.no_pool:,.0f} tokens"
-        beside = f", which leaves {left:.4g} GB" if left is not None else ""
-        return words + (f": the weights take {weights:.5g} GB of each GPU{beside}" if weights is not None else "")
-    if row == "speculation_rejected":
-        drafts = facts.size("speculative_num_draft_tokens") or facts.size("speculative_num_steps")
-        of = f" of {drafts:g} draft tokens" if drafts else ""
-        return f"accept length {totals['accepted'] / totals['accepted:n']:.2f}{of}; a step without speculation gives 1"
-    if row == "hicache_degraded" and view.hicache is not None:
-        return view.hicache.short.rstrip(".")
-    return " and ".join(words for *_, words in costly_settings(view)) if row == "costly_settings" else ""
 
 
 def _supporting(row: Row, view: View) -> list[Figure]:
@@ -460,29 +436,9 @@ def _supporting(row: Row, view: View) -> list[Figure]:
 
 
 def _notes(row: Row, view: View) -> list[str]:
-    totals, facts, notes = view.totals, view.facts, list[str]()
-    if row.id == "admission_too_conservative" and facts.may_reserve_in_full:
-        release = "this release reserves in full" if facts.release else "the release reserves those in full (0.5.22 on)"
-        where = f"which {release}" if facts.release else f"and {release}"
-        notes.append(
-            f"It does nothing where requests set ignore_eos{',' if facts.release else ''} {where}: then more memory is the cure."
-        )
-    if row.id in RETRACTING and totals["marked.retractions"]:
-        notes.append(
-            f"{totals['retractions']:.0f} retractions, {totals['marked.retractions']:.0f} of them beside text that clients can write."
-        )
-    is_assumed = row.id == "cuda_graph_off" or (row.id == "cuda_graph_not_covering" and not totals["replayed_most"])
-    if is_assumed and facts.largest_captured is None:
-        notes.append(
-            f"The start is not in this log: that SGLang captured up to {USUAL_CAPTURED}, as it does by itself, is an assumption."
-        )
-    decided = facts.recommended(row.remedy.arg, "decision") if row.remedy.arg else []
-    notes += [f"SGLang decided at its start: “{said.words.rstrip('.')}”" for said in decided[:MOST_QUOTED]]
-    if row.id == "unexplained":
-        seen_shares = ((view.share("admission", state) or 0.0, words) for state, words in STATE_WORDS.items())
-        shares = [f"{100 * share:.0f} % {words}" for share, words in seen_shares if share >= 0.1]
-        notes.append(f"Seen: {', '.join(shares)}." if shares else "No reason was seen for most of the time.")
-    return notes
+    decided = view.facts.recommended(row.remedy.arg, "decision")[:MOST_QUOTED] if row.remedy.arg else []
+    words = [f"SGLang decided at its start: “{each.words.rstrip('.')}”" for each in decided]
+    return [*filter(None, [row.remark(view)]), *words]
 
 
 # Times

@@ -16,7 +16,8 @@ from typing import Literal, TypeAlias
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.config.values import UsageError, suggestion
-from sglang_tuning_exporter.core.findings import Change, Severity, Unit, Value, capitalised
+from sglang_tuning_exporter.core.findings import Change, Severity, Unit, Value, amount, capitalised
+from sglang_tuning_exporter.core.server import USUAL_CAPTURED
 from sglang_tuning_exporter.core.view import BURN_RATES, MOSTLY_PREFILL, SHARING, SHORTEST_TIMEOUT, View, counted
 from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.metrics import Histogram
@@ -57,12 +58,13 @@ class Row:
     """One diagnosis.
 
     title: a few words for a notification's title; `{value}` is its figure with its unit. alert: its name, by the id; without a title there is
-    none. seen: what was seen, by the figure's name. sign: the same where there is no figure to compare, or where it would say less. past: the
-    summary when it is over, over `{until}` and `{times}`; without a time it is said of an alert only. unless: rows that explain the same
-    evidence better. causes: rows that this one can follow from; with `borrows` it takes their advice. needs_advice: without a change that is
-    left it is no finding. protects: what no other finding's change may take while this one holds: `memory`, `requests`. after, until: seconds
-    of the alert clock. chance: an opportunity. limits: when it can be the verdict; without it, unless it is a chance. remedy: without an
-    argument it is advice to people; its words stand where no value can be computed.
+    none. seen: what was seen, by the figure's name. says: the figure, where more than it is known. sign: what was seen where there is no
+    figure to compare, or where it would say less. past: the summary when it is over, over `{until}` and `{times}`; without a time it is said
+    of an alert only. unless: rows that explain the same evidence better. causes: rows that this one can follow from; with `borrows` it takes
+    their advice. needs_advice: without a change that is left it is no finding. protects: what no other finding's change may take while this
+    one holds: `memory`, `requests`. after, until: seconds of the alert clock. chance: an opportunity. limits: when it can be the verdict;
+    without it, unless it is a chance. remark: what speaks against it, or was assumed. remedy: without an argument it is advice to people; its
+    words stand where no value can be computed.
     """
 
     id: str
@@ -86,6 +88,8 @@ class Row:
     until: float = 300.0
     chance: bool = False
     limits: Callable[[View], bool] | None = None
+    says: Callable[[View], str] = lambda _: ""
+    remark: Callable[[View], str] = lambda _: ""
     any_load: bool = False  # said of a start or an event, without load
     at_once: bool = False  # it heads what is said of too little load
 
@@ -240,6 +244,24 @@ def _hang(view: View) -> float | None:
     return max(longest, view.silent_seconds if totals["health_failures"] else 0.0)
 
 
+def _without_room(view: View) -> str:
+    """Say what SGLang computes for the KV cache, and what leaves it no room."""
+    facts, weights, left = view.facts, view.facts.weights_gb, view.facts.beside_weights_gb
+    if facts.no_pool is None:
+        return ""
+    beside = f", which leaves {left:.4g} GB" if left is not None else ""
+    held = f": the weights take {weights:.5g} GB of each GPU{beside}" if weights is not None else ""
+    return f"SGLang computes a KV cache of {facts.no_pool:,.0f} tokens{held}"
+
+
+def _failed_transfers(view: View) -> str:
+    """Say how many requests failed, on which side, and what SGLang printed of one."""
+    failed, line = view.failed_transfers, view.transfer
+    why = f", with: {line.short.rstrip('.')}" if line is not None and line.text else ""
+    side = f" on this {line.word} server" if line is not None and line.word else ""
+    return f"{failed:,.0f} request{'' if failed == 1 else 's'} failed{side}{why}; {amount(view.per_minute(failed), 'per_minute')}"
+
+
 def _transfers(view: View) -> float | None:
     """Requests that failed between the two servers of a pair, by the minute."""
     totals, failed = view.totals, view.failed_transfers
@@ -291,6 +313,7 @@ FAILURES = _rows(
         summary="The weights leave no room for the KV cache.",
         seen="{value}",
         sign="its log shows a start whose memory has no room for a KV cache",
+        says=_without_room,
         guide='"Tune --mem-fraction-static": weights and KV cache share this part of the memory',
         remedy=Change(
             "",
@@ -425,6 +448,9 @@ FAILURES = _rows(
         past="SGLang crashed {times}, the last time at {until}.",
         seen="its log shows {value}",
         sign="its log shows a scheduler exception, a dead process or a failed start",
+        says=lambda view: (
+            view.ended if ": " in view.ended else f"that {view.ended or 'it ended'}"
+        ),  # an error in its own words
         guide=_NOT_IN_GUIDE + "after a crash the server is down until its model is loaded again",
         remedy=_look(
             "read the lines just before it in the log, and the traceback beside it",
@@ -447,6 +473,7 @@ FAILURES = _rows(
         past="SGLang did not answer until {until}.",
         seen="{value}",
         sign="the last scrapes of SGLang failed, or its log shows its end",
+        says=lambda view: view.down,
         guide=_NOT_IN_GUIDE + "the server must run before it can be tuned",
         remedy=_look(
             "save the log, read its last lines, and restart the server",
@@ -510,6 +537,7 @@ FAILURES = _rows(
         summary="Requests fail because their KV cache does not get from the prefill to the decode server.",
         past="Until {until} requests failed because their KV cache did not get from the prefill to the decode server.",
         seen="{value}",
+        says=_failed_transfers,
         guide=_NOT_IN_GUIDE + "no transfer fails in a healthy pair",
         remedy=_look(
             "read the logs of both servers of the pair at the same time",
@@ -561,6 +589,34 @@ def _unexplained(view: View) -> float | None:
         early = view.totals["early"] / (view.known["admission"] or inf)  # the reason of these is not known yet
         waited = max(waited, (view.share("admission", "held_back", "unknown") or 0.0) - early)
     return waited
+
+
+def _beside_text(view: View) -> str:
+    """Say how many retractions a client may have written."""
+    number, marked = view.totals["retractions"], view.totals["marked.retractions"]
+    return f"{number:.0f} retractions, {marked:.0f} of them beside text that clients can write." if marked else ""
+
+
+def _in_full(view: View) -> str:
+    """Say that a release may reserve in full what requests ask for."""
+    if not view.facts.may_reserve_in_full:
+        return ""
+    which = ", which this release" if view.facts.release else " and the release"
+    since = "reserves in full" if view.facts.release else "reserves those in full (0.5.22 on)"
+    return f"It does nothing where requests set ignore_eos{which} {since}: then more memory is the cure."
+
+
+def _assumed(view: View) -> str:
+    """Say which graphs are taken for captured where the start is not known."""
+    words = f"The start is not in this log: that SGLang captured up to {USUAL_CAPTURED}, as it does by itself, is an assumption."
+    return words if view.facts.largest_captured is None else ""
+
+
+def _shares(view: View) -> str:
+    """Say which states were seen."""
+    seen = ((view.share("admission", state) or 0.0, words) for state, words in STATE_WORDS.items())
+    shares = [f"{100 * share:.0f} % {words}" for share, words in seen if share >= 0.1]
+    return f"Seen: {', '.join(shares)}." if shares else "No reason was seen for most of the time."
 
 
 # Latency
@@ -701,6 +757,7 @@ LIMITS = _rows(
         summary="SGLang keeps retracting requests, and a higher --schedule-conservativeness has no further effect.",
         past="SGLang retracted running requests {times} until {until}; a higher --schedule-conservativeness has no further effect.",
         seen="{value} retractions/min with --schedule-conservativeness above 1.43",
+        remark=_beside_text,
         guide=_NOT_IN_GUIDE
         + "the new-token ratio starts at min(0.7 x conservativeness, 1), so values above 1.43 change nothing",
         remedy=Change(
@@ -722,6 +779,7 @@ LIMITS = _rows(
         summary="SGLang keeps retracting running requests: the KV cache is full.",
         past="SGLang retracted running requests {times} until {until}: the KV cache was full.",
         seen="{value} retractions/min",
+        remark=_beside_text,
         guide='"Achieve a high token usage": with frequent retraction warnings raise --schedule-conservativeness to about 1.3; about one a'
         " minute is fine. (The extended edition would lower --mem-fraction-static; a smaller KV cache retracts more, so the opposite is"
         " advised here.)",
@@ -884,6 +942,7 @@ LIMITS = _rows(
         summary="Requests wait although the KV cache has free space: SGLang reserves too much for running requests.",
         past="Until {until} requests waited although the KV cache had free space.",
         seen="{value} of the serving time with requests waiting and token usage below {token_usage_target}",
+        remark=_in_full,
         guide='"Achieve a high token usage": with low token usage and frequent #queue-req above 0, lower --schedule-conservativeness to about'
         " 0.3; the usual cause is a large max_new_tokens of requests that end early by EOS or stop strings",
         remedy=Change(
@@ -908,6 +967,7 @@ LIMITS = _rows(
         summary="Decode batches are larger than the largest captured CUDA graph, so they run without a graph.",
         past="Until {until} decode batches were larger than the largest captured CUDA graph.",
         seen="{value} of the serving time in decode batches larger than the largest captured size",
+        remark=lambda view: "" if view.totals["replayed_most"] else _assumed(view),
         guide='"Tune --cuda-graph-max-bs": raise it to 512 or 768 for large batches, and lower --mem-fraction-static at the same time',
         remedy=Change(
             "cuda_graph_max_bs",
@@ -925,6 +985,7 @@ LIMITS = _rows(
         when=_share("cuda_graph", "eager", "disabled", name="serving time in decode batches without a CUDA graph"),
         summary="SGLang decodes small batches without CUDA graphs.",
         past="Until {until} SGLang decoded small batches without CUDA graphs.",
+        remark=_assumed,
         guide='"Tune --cuda-graph-max-bs": small batches should run with CUDA graphs; check --disable-cuda-graph and --attention-backend',
         remedy=Change(
             "disable_cuda_graph",
@@ -1169,6 +1230,7 @@ LIMITS = _rows(
         summary="Requests wait; the cause is not known.",
         past="Until {until} requests waited; the cause is not known.",
         seen="requests waited {value} of the serving time",
+        remark=_shares,
         guide="the guide has no row for what this log shows",
         remedy=_look(
             "let the exporter read /metrics as well (--enable-metrics), and keep the log from the server's start",
@@ -1454,6 +1516,14 @@ def _speculation(view: View) -> float | None:
     return None if length < LEAST_DRAFTED else length
 
 
+def _accepted(view: View) -> str:
+    """Say how many draft tokens are accepted."""
+    drafts = view.facts.size("speculative_num_draft_tokens") or view.facts.size("speculative_num_steps")
+    of = f" of {drafts:g} draft tokens" if drafts else ""
+    length = view.totals["accepted"] / view.totals["accepted:n"]
+    return f"accept length {length:.2f}{of}; a step without speculation gives 1"
+
+
 def _least_accepted(view: View) -> float:
     """Return the tokens that a verified step must give to pay for its drafts."""
     return 1.0 + DRAFT_COST * (view.facts.size("speculative_num_steps") or USUAL_DRAFTS)
@@ -1623,6 +1693,7 @@ CHANCES = _rows(
         ),
         summary="Speculative decoding costs more than it gains: hardly any draft token is accepted.",
         seen="{value}",
+        says=_accepted,
         guide=_NOT_IN_GUIDE + "drafts cost time whether they are accepted or not",
         remedy=Change(
             "",
@@ -1749,6 +1820,7 @@ CHANCES = _rows(
         when=_fact(_hicache, counts=("hicache",), name="lines about what HiCache could not do", needs="a log"),
         summary="HiCache does not work as it should: SGLang says so.",
         seen="SGLang printed: {value}",
+        says=lambda view: view.hicache.short.rstrip(".") if view.hicache is not None else "",
         guide=_NOT_IN_GUIDE
         + "a cache in host memory is worth it while a hit is faster than computing the prefix again",
         remedy=_look(
@@ -1764,6 +1836,7 @@ CHANCES = _rows(
         when=_fact(_slowed_at_once, name="settings of the start that slow every request down", needs="the start"),
         summary="A setting of this start slows every request down.",
         seen="{value}",
+        says=lambda view: " and ".join(words for *_, words in costly_settings(view)),
         guide='"Tune --cuda-graph-max-bs" and "chunked prefill": decoding with CUDA graphs, and prompts in chunks of thousands of tokens',
         remedy=Change(
             "",
