@@ -192,7 +192,7 @@ _PROGRESS_SOURCES: tuple[Source, ...] = (
     Source("scheduled", "prefill_effective_tokens_total", "0.5.20-0.5.23"),
 )
 
-# Histograms of the whole server, in seconds except the tokens of answers.
+# Histograms of the whole server, in seconds.
 _HISTOGRAM_SOURCES: tuple[Source, ...] = (
     # Without streaming the tokenizer gets the first tokens after fifty (SGLANG_FORCE_STREAM_INTERVAL) or at the end, and nobody waits
     # for them. The label came with 0.5.18; before, both are in one series.
@@ -202,8 +202,6 @@ _HISTOGRAM_SOURCES: tuple[Source, ...] = (
     Source("inter_token", "time_per_output_token_seconds", "0.3.5.post2-0.4.3.post4"),
     Source("request_latency", "e2e_request_latency_seconds", "0.3.5.post2-0.5.23"),
     Source("queue_time", "queue_time_seconds", "0.5.3.post3-0.5.23"),
-    # Up to 0.5.9 with --collect-tokens-histogram only.
-    Source("answer_tokens", "generation_tokens_histogram", "0.4.6.post5-0.5.23"),
 )
 _WANTED = frozenset(
     name
@@ -267,7 +265,7 @@ encoder_requests_received_total encoder_requests_total encoder_transfer_seconds 
 engine_startup_time eplb_balancedness eplb_gpu_physical_count estimated_flops_per_gpu_total
 estimated_read_bytes_per_gpu_total estimated_write_bytes_per_gpu_total evicted_tokens_total eviction_duration_seconds
 failed_session_recoveries_total forward_execution_seconds_total func_latency_seconds fwd_occupancy
-get_loads_duration_seconds gpu_execution_seconds_total grammar_compilation_time_seconds grammar_ebnf_size
+generation_tokens_histogram get_loads_duration_seconds gpu_execution_seconds_total grammar_compilation_time_seconds grammar_ebnf_size
 grammar_schema_count grammar_tree_traversal_time_avg grammar_tree_traversal_time_max hicache_backup_bytes_total
 hicache_backup_dropped_tokens_total hicache_backup_duration_seconds hicache_backup_tokens_total
 hicache_dropped_tokens_total hicache_host_mamba_total_states hicache_host_mamba_used_states hicache_host_total_tokens
@@ -529,7 +527,6 @@ class Scrape:
     inter_token: Histogram | None = None
     request_latency: Histogram | None = None
     queue_time: Histogram | None = None
-    answer_tokens: Histogram | None = None  # its "seconds" are tokens of an answer
     unrecognised: int = 0  # sglang families that no release of the census has
     counters_invalid: bool = False  # a counter is NaN or negative: the counters of this page are not used
 
