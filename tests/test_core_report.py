@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # i
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core.answer import FIGURES, compare
+from sglang_tuning_exporter.core.answer import FIGURES, changed_words, compare
 from sglang_tuning_exporter.core.findings import (
     Alert,
     Change,
@@ -167,7 +167,7 @@ def test_a_comparison_is_a_table_of_figures_and_changed_arguments_without_a_gues
     old = replace(before, sources=("old.log",), starts=(replace(slow, arguments={"schedule_conservativeness": 1.0}),))
     found = compare(old, before)
     assert found["words"] == "better: generated tokens/s"
-    assert found["changed"] == {"schedule_conservativeness": (1.0, 0.3)}
+    assert changed_words(found["changed_args"]) == ["--schedule-conservativeness 1.0 → 0.3"]
     changes = {row["name"]: row["change"] for row in found["figures"]}
     assert changes == {
         "generated tokens/s": "better",

@@ -31,7 +31,6 @@ def measured(
 ) -> RankCapacity:
     """A scheduler of known speed."""
     step = StepTime(
-        9000,
         batch,
         1.0,
         around(0.004 + 0.0002 * batch),

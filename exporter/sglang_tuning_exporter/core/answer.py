@@ -165,8 +165,8 @@ FIGURES: Mapping[str, tuple[str, str, str]] = {
 def compare(before: Judgement, after: Judgement) -> Comparison:
     """Return how one log differs from the log before, by the last starts with figures of both, as a report has it.
 
-    `changed`: arguments that differ, before and now. Of a figure `change` is better, worse, different (neither is better) or same; `overall`
-    is better, worse, mixed, same, or not_comparable where a log has no loaded start.
+    Of a figure `change` is better, worse, different (neither is better) or same; `overall` is better, worse, mixed, same, or not_comparable
+    where a log has no loaded start.
     """
     old, new = (next((start for start in reversed(each.starts) if start.figures), None) for each in (before, after))
     changed, rows = dict[str, tuple[object, object]](), list[dict[str, Any]]()
@@ -186,7 +186,7 @@ def compare(before: Judgement, after: Judgement) -> Comparison:
         "against": before.sources,
         "overall": "not_comparable" if not rows else "mixed" if len(clear) > 1 else next(iter(clear), "same"),
         "words": "; ".join(f"{change}: {', '.join(found[change])}" for change in clear) or "no clear difference",
-        "changed": changed,
+        "changed_args": changed_args(changed),
         "figures": rows,
     }
 
@@ -458,12 +458,17 @@ def start_figures(start: Start) -> dict[str, str]:
     return {words: amount(start.figures[name], unit) for name in shown for words, unit, _ in [FIGURES[name]]}
 
 
-def changed_words(changed: Mapping[str, tuple[object, object]]) -> list[str]:
-    """Return arguments that differ: `--x 1 → 2`."""
+def changed_args(changed: Mapping[str, tuple[object, object]]) -> list[dict[str, str]]:
+    """Return arguments that differ, as a report has them."""
     return [
-        f"--{arg.replace('_', '-')} {argument_words(old)} → {argument_words(new)}"
+        {"arg": arg, "flag": f"--{arg.replace('_', '-')}", "before": argument_words(old), "after": argument_words(new)}
         for arg, (old, new) in changed.items()
     ]
+
+
+def changed_words(changed: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return arguments that differ: `--x 1 → 2`."""
+    return [f"{each['flag']} {each['before']} → {each['after']}" for each in changed]
 
 
 def argument_words(value: object) -> str:
@@ -557,7 +562,7 @@ def _head(judged: Judgement, style: Style) -> list[str]:
 
 
 def _against(against: Comparison, style: Style) -> list[str]:
-    lines = [_INDENT + each for each in changed_words(against["changed"])]
+    lines = [_INDENT + each for each in changed_words(against["changed_args"])]
     for row in against["figures"]:
         words, change = " → ".join(amount(row[when], row["unit"]) for when in ("before", "after")), row["change"]
         painted = style.paint(_CHANGES[change], change) if change in _CHANGES else ""
@@ -602,7 +607,7 @@ def _starts(judged: Judgement) -> Iterator[str]:
         memory = memory_line(start)
         if memory and not any(memory in stretch.words for stretch in judged.course):
             yield f"{_INDENT}{_INDENT}{memory}"
-        yield from (f"{_INDENT}{_INDENT}{each}" for each in changed_words(start.changed)[:8])
+        yield from (f"{_INDENT}{_INDENT}{each}" for each in changed_words(changed_args(start.changed))[:8])
 
 
 def _section(title: str, lines: Iterable[str], style: Style) -> list[str]:

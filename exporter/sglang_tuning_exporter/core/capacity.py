@@ -176,7 +176,6 @@ def _windows_of(parts: Sequence[Sums]) -> list[Sums]:
 class StepTime:
     """The mean step at the mean batch, and the line where one could be fitted; `refused` is why there is none."""
 
-    steps: float
     batch: float
     deviation: float
     seconds: Estimate
@@ -229,7 +228,7 @@ def fit(parts: Sequence[Sums], *, least: float = _LEAST_STEPS, source: str = "v1
     line = _line(together, windows, deviation)
     refused, found = (line, None) if isinstance(line, str) else ("", line)
     tokens = together.tokens / together.batch
-    return StepTime(together.steps, together.mean_batch, deviation, seconds, tokens, found, refused, source)
+    return StepTime(together.mean_batch, deviation, seconds, tokens, found, refused, source)
 
 
 def _line(together: Sums, windows: Sequence[Sums], deviation: float) -> tuple[Estimate, Estimate] | str:

@@ -157,9 +157,7 @@ def document(judged: Judgement, against: answer.Comparison | None = None) -> Doc
             {"diagnosis": name, "evidence": figure and _figure(figure), "needs": BY_ID[name].when.needs or None}
             for name, figure in judged.checks.items()
         ],
-        "comparison": against and {
-            **{key: value for key, value in against.items() if key != "changed"}, "changed_args": _changed(against["changed"]),
-        },
+        "comparison": against,
         "notes": answer.notes(judged),
     })  # fmt: skip
     return made
@@ -252,21 +250,9 @@ def _start(judged: Judgement, place: int, run: int) -> Document:
     end = later[0].time if later else judged.end
     return {
         "run": run, **_stretch(begin if start.time is None else start.time, end, begin), "started_in_log": bool(start.arguments),
-        "version": start.release, "changed_args": _changed(start.changed), "figures": start.figures,
+        "version": start.release, "changed_args": answer.changed_args(start.changed), "figures": start.figures,
         "memory": start.memory or None, "ending": start.end or None,
     }  # fmt: skip
-
-
-def _changed(changed: Mapping[str, tuple[object, object]]) -> list[Document]:
-    return [
-        {
-            "arg": arg,
-            "flag": f"--{arg.replace('_', '-')}",
-            "before": answer.argument_words(old),
-            "after": answer.argument_words(new),
-        }
-        for arg, (old, new) in changed.items()
-    ]
 
 
 # Writing
