@@ -98,6 +98,12 @@ def test_advice_goes_ten_minutes_after_its_diagnosis() -> None:
     assert (list(kept), words.advice) == (["running_at_limit"], {})
 
 
+def test_a_saved_verdict_whose_age_is_no_number_is_left_out() -> None:
+    words = Words()
+    words.restore({"verdict": ["idle", "none", "The server is idle.", float("inf")]}, 600.0)
+    assert (words.verdict, words.since) == ("", 0.0)
+
+
 def test_an_hour_of_a_storm_makes_few_label_sets() -> None:
     beside, seen = served(), set[tuple[str, ...]]()
     for at in range(73, 3673, 5):

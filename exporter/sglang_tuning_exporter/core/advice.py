@@ -129,14 +129,13 @@ def _first(view: View, *offers: Offer) -> list[Offer]:
 # Retractions and admission
 
 
-def _retracting(view: View, _: frozenset[str]) -> list[Offer]:
+def _retracting(view: View, holding: frozenset[str]) -> list[Offer]:
     facts, totals = view.facts, view.totals
     now, factor = facts.typed(CONSERVATIVENESS), facts.factor(CONSERVATIVENESS)
     if now is not None and now * factor >= RAISED - 0.01:
-        return _ineffective(view, _)
+        return _ineffective(view, holding)
     raised = _set(view, CONSERVATIVENESS, round(RAISED / factor, 2))
-    failed = any(totals[f"out_of_memory.{phase}"] for phase in ("prefill", "decode", "startup", "unknown"))
-    larger = [] if failed else _larger_pool(view)
+    larger = _larger_pool(view) if holding.isdisjoint(rows.OUT_OF_MEMORY) else []  # else memory is short
     share = totals["ratio_after"] / totals["ratio_after:n"] if totals["ratio_after:n"] else 0.0
     if share >= FULL_LENGTH:
         gain = f"answers use about {100 * min(share, 1.0):.0f} % of their max_new_tokens: a higher conservativeness alone retracts on"

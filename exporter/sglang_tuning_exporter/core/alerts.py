@@ -237,7 +237,7 @@ class Words:
                 case [*words, int() | float() as age] if name in BY_ID and len(words) == len(ADVICE) and is_count(age):
                     self.advice[name], self._seen[name] = (tuple(map(str, words)), now - age), now
         match document.get("verdict"):
-            case [str(verdict), str(level), str(sentence), int() | float() as age]:
+            case [str(verdict), str(level), str(sentence), int() | float() as age] if is_count(age):
                 self.verdict, self.level, self.sentence, self.since = verdict, level, sentence, now - age
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core.advice import fill
+from sglang_tuning_exporter.core.advice import figures_of, fill
 from sglang_tuning_exporter.core.alerts import NOTIFIED_AS_WELL
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY
@@ -81,14 +81,16 @@ _ENVIRONMENT.globals["guide_url"] = GUIDE_URL
 _ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
 
 
+def _unseen(profile: profiles.Profile) -> View:
+    """Return a server that nothing was seen of."""
+    return View(Totals(), Facts(), profile, 0.0)
+
+
 def figures(profile: profiles.Profile) -> dict[str, str]:
     """Return the thresholds of a profile as words, for the table's texts and the prose: without a server at hand."""
-    healthy = f"{profile.queue_lower or 100:g} to {profile.queue_upper:,.0f}"
     return {
-        **profile.figures,
-        "queue_range": healthy,
+        **figures_of(_unseen(profile)),
         "given_up_after": "at the same age",
-        "most_graph": "512",
         "latency_budget": f"{100 * (1 - profile.latency_objective):.3g} %",
         "latency_objective": f"{100 * profile.latency_objective:.4g} %",
     }
@@ -192,7 +194,7 @@ def bound(row: Row, profile: profiles.Profile) -> str:
     """Return the limit of a row's condition in words, such as `more than 50 %`."""
     if row.when.kind == "event":
         return "at least one"
-    limit = row.when.bound(View(Totals(), Facts(), profile, 0.0)) or 0.0  # of a server that nothing was seen of
+    limit = row.when.bound(_unseen(profile)) or 0.0
     word = "less than" if row.when.side == "below" else "more than"
     unit = {"GB": " GB", "seconds": " s"}.get(row.when.unit, "")
     return f"{word} {100 * limit:.3g} %" if row.when.unit == "share" else f"{word} {limit:g}{unit}"
