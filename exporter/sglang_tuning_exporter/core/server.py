@@ -813,8 +813,7 @@ class Scheduler:
             return
         begin = max(now - min(interval, SHOWN_SECONDS), self.spent - interval)
         self.spent, self.running, self.queued = begin, decoded / steps if steps and decoded else 0.0, 0.0
-        graph = UNKNOWN if self.graph is None else "replayed" if self.graph else "eager"
-        self._spend(now, Moment("empty", UNKNOWN, "no_queue", self._server.facts.without_graph or graph))
+        self._spend(now, Moment("empty", UNKNOWN, "no_queue", self._graphs()))
 
     # Time
 
@@ -845,7 +844,7 @@ class Scheduler:
                     pass  # a log that is silent again and again shows its rhythm, no hang
                 elif go_on and runs >= ran / 2:
                     self._server.hung(Hang(self.at, gap, ran, runs), now)
-                elif ran >= MANY_RUNNING:
+                elif ran >= MANY_RUNNING and len(self._server.silences) < MOST_STARTS:
                     self._server.silences.append(Hang(self.at, gap, ran, runs))
         self.at, self.spent = now, max(now, self.spent)
         self._tokens = self._joined = 0.0
@@ -975,38 +974,32 @@ class Scheduler:
         return self.wait(self._last_minute()) if self.queued and known else None
 
     def _states(self, *, prefilling: bool) -> Moment:
-        profile, facts, self._is_early = self._server.profile, self._server.facts, False
+        profile, self._is_early = self._server.profile, False
         usage, queued = self.usage, self.queued
         running = None if self.running is None else self.running + self._joined
         target = profile.token_usage_target
         at_usage = UNKNOWN if usage is None else "at_target" if usage >= target else "below_target"
         elsewhere = sum(self.queues.values()) if self.queues else 0.0
         slow = self._waits_elsewhere = elsewhere > (queued or 0.0) and self._other_side_is_slow(elsewhere, running)
-        waiting = elsewhere if slow else queued
+        queue = self._queue(elsewhere if slow else queued)
         compiles = (self.grammar_queued or 0.0) > max(queued or 0.0, elsewhere) and (usage is None or usage < target)
-        if waiting is None:
-            queue = UNKNOWN
-        elif waiting <= 0:
-            queue = "empty"
-        else:
-            queue = self._queue(waiting)
         admission = self._admission(
             running, usage, queued, slow=slow, full=self._full and (prefilling or not self._decoded)
         )
-        admission = "grammar_queue" if compiles else admission
-        if facts.without_graph:
-            graph = facts.without_graph
-        elif self.graph:
-            graph = "replayed"
-        elif self.graph is None:
-            graph = UNKNOWN
-        else:
-            largest = facts.largest_captured or ASSUMED_CAPTURED
-            graph = "beyond_captured" if (self.running or 0.0) > largest else "eager"
-        return Moment(queue, at_usage, admission, graph)
+        return Moment(queue, at_usage, "grammar_queue" if compiles else admission, self._graphs())
 
-    def _queue(self, queued: float) -> str:
+    def _graphs(self) -> str:
+        """Return how its decode batches run."""
+        facts = self._server.facts
+        if facts.without_graph or self.graph is not False:
+            return facts.without_graph or ("replayed" if self.graph else UNKNOWN)
+        is_larger = (self.running or 0.0) > (facts.largest_captured or ASSUMED_CAPTURED)
+        return "beyond_captured" if is_larger else "eager"
+
+    def _queue(self, queued: float | None) -> str:
         profile = self._server.profile
+        if not queued:
+            return UNKNOWN if queued is None else "empty"
         if queued > profile.queue_upper:
             return "above_range"
         if profile.queue_wait_seconds is not None:
@@ -1338,7 +1331,7 @@ class Server:
         while self.buckets and self.buckets[0][0] < before and len(self.buckets) > 1:
             self.buckets.popleft()
         if len(self.hangs) > MOST_STARTS:
-            del self.hangs[:-MOST_STARTS], self.silences[:-MOST_STARTS]
+            del self.hangs[:-MOST_STARTS]
 
     def _complete(self, rank: RankGains) -> RankGains:
         """Return the gains of a server's only scheduler with what older releases count of the whole server, when requests end."""
