@@ -137,6 +137,11 @@ class Totals(dict[str, float]):
         for name, value in other.items():
             self[name] = max(self.get(name, 0.0), value) if name in _MOST else self.get(name, 0.0) + value
 
+    def observe(self, name: str, value: float) -> None:
+        """Add a value of which the mean is asked: `name` over `name:n`."""
+        self[name] += value
+        self[f"{name}:n"] += 1
+
     def most(self, name: str, value: float) -> None:
         """Keep the largest."""
         self[name] = max(self[name], value)
@@ -603,7 +608,7 @@ class Scheduler:
             self._pool = figures["tokens"] / figures["usage"]
         bucket["decoded"] += steps * max(accepted, 1.0) * running
         if "accept_length" in figures:
-            self._count_accepted(accepted, now)
+            bucket.observe("accepted", accepted)  # tokens of a verified step, the one that needs no draft included
         if "graph" in figures:
             self.graph = bool(figures["graph"])
             if "replayed" not in self._server.by_page:
@@ -613,12 +618,6 @@ class Scheduler:
             bucket.most(name, size)
             if not self.graph and self._server.another_decides(self.dp, running, now):
                 self.graph = None
-
-    def _count_accepted(self, length: float, now: float) -> None:
-        """Count the tokens of a verified step, the one that needs no draft included: a line's or a page's mean."""
-        bucket = self._server.bucket(now)
-        bucket["accepted"] += length
-        bucket["accepted:n"] += 1
 
     def _prefill(self, event: Event, now: float) -> None:
         figures, bucket, facts = event.figures, self._server.bucket(now), self._server.facts
@@ -676,10 +675,9 @@ class Scheduler:
     def retract(self, event: Event, now: float) -> None:
         """Take a retraction of this scheduler; one that waited brings the usage of its moment."""
         self.advance(now)
-        bucket, usage = self._server.bucket(now), event.figures.get("usage", self.usage)
+        usage = event.figures.get("usage", self.usage)
         if usage is not None:
-            bucket["usage_before"] += usage
-            bucket["usage_before:n"] += 1
+            self._server.bucket(now).observe("usage_before", usage)
         after, at = event.figures.get("ratio_after"), now if event.time is None else event.time
         if after is not None and at >= self._retracted_at:
             self._retracted_at = at
@@ -730,7 +728,7 @@ class Scheduler:
             self._full, self._computing = False, 0.0
         if serving:
             if not logged and figures.accept_length and gains.is_fresh:
-                self._count_accepted(figures.accept_length, now)
+                self._server.bucket(now).observe("accepted", figures.accept_length)
             self._note_load(max(1.0 - gains.lines, 0.0), now)
 
     def _see_queues(self, figures: RankFigures) -> None:
@@ -1507,8 +1505,7 @@ class Server:
         life["retraction_events"] += 1
         life["retracted"] += requests
         if "ratio_after" in figures:
-            self.bucket(now)["ratio_after"] += figures["ratio_after"]
-            self.bucket(now)["ratio_after:n"] += 1
+            self.bucket(now).observe("ratio_after", figures["ratio_after"])
 
     def _retracts(self, event: Event) -> Scheduler | None:
         """Return the scheduler of a retraction; None where it is not known."""
