@@ -954,7 +954,7 @@ class Course:
                 [*context, *self._others(chosen, context, end, also)],
                 key=lambda each: (each.diagnosis != name, not each.is_limit, -URGENCY[each.severity]),
             )
-            checks, notes = held.measured.checks, self._notes(None)
+            checks, notes = held.measured.checks, self._notes(judge.muted(self._profile, {}))
             return Judgement(name, every[0].headline, every[0].severity, tuple(every), checks, notes)
         return self._without_limit(chosen, end)
 
@@ -974,7 +974,9 @@ class Course:
         found = (*kept, *others)
         first = next((each for each in found if each.is_limit), None)
         if first is not None:
-            return Judgement(first.diagnosis, first.headline, first.severity, found, base.checks, self._notes(base))
+            return Judgement(
+                first.diagnosis, first.headline, first.severity, found, base.checks, self._notes(base.notes)
+            )
         verdict = base.verdict if base.verdict not in BY_ID else judge.NO_LIMIT
         sentence = base.sentence if verdict == base.verdict else judge.SENTENCES[verdict]
         if verdict == judge.NOT_ENOUGH:
@@ -983,7 +985,7 @@ class Course:
             sentence = (
                 "The log ends before the server is ready: it does not say whether it still starts, or why it ended."
             )
-        return Judgement(verdict, sentence, "none", found, base.checks, self._notes(base))
+        return Judgement(verdict, sentence, "none", found, base.checks, self._notes(base.notes))
 
     def _counts(self, held: Held, served: float) -> bool:
         """Whether a row held long enough to be reported; of a run before other settings only failures are."""
@@ -1029,30 +1031,20 @@ class Course:
             found = replace(finding, since=run.begin if always else None, until=run.whole.now if always else None)
         return replace(found, seconds=held.seconds)
 
-    def _notes(self, base: Judgement | None) -> tuple[str, ...]:
-        notes = list(base.notes) if base is not None else []
-        server = self.server
-        notes += [
+    def _notes(self, muted: tuple[str, ...]) -> tuple[str, ...]:
+        """Say what was silent, and which range of the guide a figure lies outside of where no finding does."""
+        server, ranks = self.server, self.server.schedulers.values()
+        notes = [
             f"Nothing was logged for {silence.seconds:.0f} s from {_clock(silence.begin)} on, while {silence.before:.0f} requests ran; afterwards"
             f" {silence.after:.0f} ran."
             for silence in server.silences[:3]
         ]  # fmt: skip
-        running = sum(each.running or 0.0 for each in server.schedulers.values())
-        hold = max((each.hold_seconds for each in server.schedulers.values()), default=0.0)
-        silent = (
-            inf
-            if self._last_line is None
-            else self._last_line - max((each.logged_at for each in server.schedulers.values()), default=-inf)
-        )
-        if running >= 1 and silent <= 1.2 * hold and not server.stopping and not server.ended:
-            notes.append(f"The log ends while {running:.0f} ran; whether they were answered is not in it.")
-        notes += [note for note in judge.muted(self._profile, {}) if base is None]  # else it is among those of `base`
-        notes += self._range_notes()
-        return tuple(notes)
-
-    def _range_notes(self) -> list[str]:
-        """Say which range of the guide a figure lies outside of, where no finding does."""
-        view, notes = max((run.whole for run in self.runs), key=lambda whole: whole.served), list[str]()
+        running = sum(each.running or 0.0 for each in ranks)
+        if running >= 1 and self._last_line is not None and not server.stopping and not server.ended:
+            silent = self._last_line - max(each.logged_at for each in ranks)
+            if silent <= 1.2 * max(each.hold_seconds for each in ranks):
+                notes.append(f"The log ends while {running:.0f} ran; whether they were answered is not in it.")
+        view = max((run.whole for run in self.runs), key=lambda whole: whole.served)
         profile, reserve, lower, queued = (
             view.profile,
             view.facts.reserve_gb,
@@ -1074,7 +1066,7 @@ class Course:
             notes.append(
                 f"{queued:.0f} requests waited on average; the guide's range is {lower:g} to {profile.queue_upper:,.0f}."
             )
-        return notes
+        return (*muted, *notes)
 
     # What is shown beside it
 
