@@ -8,15 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import requests
 
 from conftest import PROGRAM, complaint, environment, program
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -137,6 +134,24 @@ def test_a_closed_terminal_ends_it_during_the_start() -> None:
     os.close(terminal)
     os.close(standard_input)
     assert ended.returncode == -signal.SIGHUP
+
+
+@pytest.mark.parametrize("command", ["report", "plan", "explain"])
+def test_what_is_printed_is_utf_8_in_any_locale_and_a_full_disk_is_one_line(command: str, tmp_path: Path) -> None:
+    log = tmp_path / "größe.log"
+    log.write_text("[2026-11-20 10:00:00] Decode batch, #running-req: 1, größe\n" * 3, encoding="utf-8")
+    call = [*PROGRAM, command, str(log)]
+    in_ascii = environment() | {"PYTHONIOENCODING": "ascii"}
+    printed = subprocess.run(call, capture_output=True, env=in_ascii, timeout=60, check=False)
+    assert b"Traceback" not in printed.stderr
+    assert printed.stdout.decode("utf-8")
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=60, check=False)
+    assert ended.returncode == 2
+    assert (
+        ended.stderr
+        == b"sglang-tuning-exporter: standard output: No space left on device; give a file that can be written\n"
+    )
 
 
 def test_a_demo_without_prometheus_says_what_is_not_installed(tmp_path: Path) -> None:

@@ -179,11 +179,12 @@ def explain(*, log: str) -> int:
     """Print what a log, or one line of it, was read as."""
     from sglang_tuning_exporter.core import inputs
     from sglang_tuning_exporter.core.explain import explain
+    from sglang_tuning_exporter.core.report import write
 
     name, _, number = log.rpartition(":")
     is_line = bool(name) and number.isdecimal() and not Path(log).exists()
     lines = (line for source in inputs.find([name if is_line else log], sys.stdin.buffer) for line in source.lines())
-    sys.stdout.write(explain(lines, int(number) if is_line else None))
+    write(explain(lines, int(number) if is_line else None))
     return 0
 
 

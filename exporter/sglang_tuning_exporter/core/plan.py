@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
@@ -12,7 +11,7 @@ from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.capacity import Estimate, Measured, RankCapacity, capacities
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.report import plain
+from sglang_tuning_exporter.core.report import plain, write
 from sglang_tuning_exporter.core.server import Server
 
 _FORMATS = ("text", "json")
@@ -52,7 +51,7 @@ def check_format(format: str) -> None:  # noqa: A002 - the flag's name
 
 def show(made: dict[str, Any], format: str) -> int:  # noqa: A002 - the flag's name
     """Print a document; return the exit status."""
-    sys.stdout.write(json.dumps(made, indent=2, allow_nan=False) + "\n" if format == "json" else text(made))
+    write(json.dumps(made, indent=2, allow_nan=False) + "\n" if format == "json" else text(made))
     return 1 if made["refused"] else 0
 
 

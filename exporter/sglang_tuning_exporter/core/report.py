@@ -72,7 +72,7 @@ def run(
         written = page(judged, applied, compared)
     else:
         written = answer.text(judged, applied, compared, _style() if output is None else answer.Style())
-    _write(written.encode("utf-8", "replace"), output)
+    write(written, output)
     sys.stderr.writelines(f"sglang-tuning-exporter: {note}\n" for note in read.damage)
     return exit_status(judged, fail_on)
 
@@ -277,13 +277,17 @@ def check_output(output: Path, *read: Iterable[Path]) -> None:
         raise UsageError(f"{name}: is one of the logs; give another file")
 
 
-def _write(data: bytes, output: Path | None) -> None:
+def write(text: str, output: Path | None = None) -> None:
+    """Write text as UTF-8, whatever the locale. Raise `UsageError`, and `BrokenPipeError` where the reader has enough of it."""
+    data = text.encode("utf-8", "replace")
     try:
         if output is not None:
             output.write_bytes(data)
         else:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
     except OSError as error:
         name = "standard output" if output is None else f"--output={clean(str(output))}"
         raise UsageError(f"{name}: {error.strerror or error}; give a file that can be written") from None

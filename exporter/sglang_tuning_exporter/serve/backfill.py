@@ -189,7 +189,7 @@ def run(
     if begin is not None:
         range_ = {"from": int(1000 * begin), "to": int(1000 * end)}
         shows = urlencode({"var-job": job, "var-instance": instance, **range_})
-        sys.stdout.write(f"Once Prometheus has these metrics, Grafana shows them at {board}?{shows}\n")
+        report.write(f"Once Prometheus has these metrics, Grafana shows them at {board}?{shows}\n")
     return 0
 
 
