@@ -1063,7 +1063,8 @@ class Reader:
         is_answered = self.kind == "access" and not self._events and b" 200 OK" in raw
         first, places = (self._events[0], self._places) if is_batch else (Event(self.kind), {})
         others = {name: value for name, value in first.figures.items() if name not in places}  # figures that are words
-        wrapping, form, around, found = self.wrapping, self.wrapping.form, self.around, stamp_of(line.text)
+        wrapping, form, found = self.wrapping, self.wrapping.form, stamp_of(line.text)
+        kind, word, around = first.kind, first.word, self.around
         start = 0 if found is None else found[2]
         at = raw.find(line.text[: start + 8] if is_answered else line.text)
         stamp, message = slice(at, at + start), slice(at, at + len(line.text))
@@ -1080,8 +1081,8 @@ class Reader:
             is_other = form is not wrapping.form or wrapping.held
             if origin is None or (is_other and not wrapping.is_again(form, alone=is_batch)):
                 return None
-            self.kind, self.around = first.kind, around
-            self.lines[self.kind] += 1
+            self.kind, self.around = kind, around
+            self.lines[kind] += 1
             self.time, rank = origin
             if texts is None:
                 return ()
@@ -1090,7 +1091,7 @@ class Reader:
                 if figures[name] > 2:  # no usage of a cache
                     del figures[name]
             figures.update(others)
-            event = Event(first.kind, self.time, rank, figures, first.word)
+            event = Event(kind, self.time, rank, figures, word)
             if self.trust.carrier:
                 event.marked = self.trust.is_near(self.number, self.time)
             self._serving = self._stamped = self.trust.serves = True
