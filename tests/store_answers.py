@@ -43,6 +43,13 @@ DOCUMENTS: dict[str, Callable[[Lines], str]] = {
     "Loki, newest first": lambda lines: loki(lines, newest_first=True),
     "Loki, three streams": lambda lines: loki(lines, newest_first=True, streams=3),
     "CloudWatch": cloudwatch,
+    "CloudWatch Logs Insights": lambda lines: json.dumps(
+        {
+            "results": [
+                [{"field": "@message", "value": line}, {"field": "@ptr", "value": f"p{at}"}] for line, at, _ in lines
+            ]
+        }
+    ),
     "GCP": lambda lines: records(lines[::-1], None, 2, time="timestamp", text="textPayload"),
     "array": lambda lines: records(lines, None, None, time="time", text="log"),
     "array, a record on each line": lambda lines: (

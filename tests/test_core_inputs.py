@@ -68,6 +68,16 @@ def read(*names: str) -> Logs:
 # Files and their order
 
 
+def test_a_file_without_dates_goes_on_with_the_one_whose_name_sorts_before_it(tmp_path: Path) -> None:
+    begun = (
+        f"{decode('10:00:00')}[2025-11-20 10:00:01] Scheduler hit an exception: Traceback (most recent call last):\n"
+    )
+    rest = '  File "/x/sglang/srt/a.py", line 7, in f\nKeyError: 1\n'
+    found = events(*files(tmp_path, begun, rest, decode("11:00:00")))
+    said = [(each.text, each.time, Path(each.file).name) for each in found if each.word == "check"]
+    assert said == [("KeyError: 1", found[0].time and found[0].time + 1, "b.log")]
+
+
 def test_a_rotation_set_is_read_from_its_oldest_file_whatever_the_names_order(tmp_path: Path) -> None:
     newest = write(tmp_path / "server.log", decode("12:00:00", 3))
     middle = write(tmp_path / "server.log.1", decode("11:00:00", 2))
