@@ -308,3 +308,12 @@ def test_a_rank_whose_lines_come_after_those_of_another_is_credited_all_its_time
     lines = [line for pair in zip(idle, busy, strict=True) for line in pair]
     answer = judged([*start(dp_size=2, enable_dp_attention=True), *lines])
     assert finding(answer, answer.verdict).seconds == pytest.approx(answer.serving_seconds, rel=0.05)
+
+
+def test_a_start_whose_lines_have_no_time_is_that_of_the_lines_after_it() -> None:
+    without_time = [line.partition("] ")[2] for line in start()]
+    answer = judged([*without_time, *load(20, 300)])
+    assert [(each.time, len(each.arguments) > 0, each.figures["serving_seconds"]) for each in answer.starts] == [
+        (BEGIN + 20, True, 298.0)
+    ]
+    assert [each.what for each in answer.course] == ["starting", "serving"]

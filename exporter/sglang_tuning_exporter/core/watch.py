@@ -810,10 +810,11 @@ class Course:
     def take(self, event: Event) -> None:
         """Take an event."""
         server, now = self.server, event.time
-        if not self.runs or (now is not None and self._step is None):
+        if not self.runs:
             self._begin_run(now or 0.0)
         if now is not None:
-            self._step = now + STEP_SECONDS if self._step is None else self._step
+            if self._step is None:  # what has no time before it is of the same run
+                self._step, self.runs[-1].begin = now + STEP_SECONDS, now
             self._pass_until(now)
             self._last_line = now
         if event.kind == "arguments":
