@@ -557,7 +557,7 @@ class Logs:
             source.look()
         self.sources = [source for source in found if not source.empty]
         if not self.sources:
-            raise UsageError(f"{_names(found)}: {'is empty' if len(found) == 1 else 'all are empty'}{_because(found)}")
+            raise _refusal(found, "is empty" if len(found) == 1 else "all are empty")
         self._logs = in_order(self.sources)
         self._lanes: list[Lane] = []
         self._voices = Voices()
@@ -712,7 +712,7 @@ class Logs:
             helps = f"; {known.what}: {known.do}" if known.weight >= CAUSE else ""
             told = f", but an error: “{shortened(self._error)}”{helps}" if self._error else ""
             reason = f"no line of SGLang's in it{told}; give a server's log, written at --log-level info"
-        raise UsageError(f"{_names(self.sources)}: {reason}{_because(self.sources)}")
+        raise _refusal(self.sources, reason)
 
 
 # An error as Python, a driver or a shell prints it, in a line of anybody, or a frame of SGLang's before its end is reached.
@@ -723,9 +723,6 @@ _ERROR = re.compile(
 )
 
 
-def _names(sources: Sequence[Source]) -> str:
-    return ", ".join(source.label for source in sources[:3]) + (", …" if len(sources) > 3 else "")
-
-
-def _because(sources: Sequence[Source]) -> str:
-    return "".join(f" ({note})" for source in sources for note in source.notes)
+def _refusal(sources: Sequence[Source], reason: str) -> UsageError:
+    names = ", ".join(source.label for source in sources[:3]) + (", …" if len(sources) > 3 else "")
+    return UsageError(f"{names}: {reason}" + "".join(f" ({note})" for source in sources for note in source.notes))

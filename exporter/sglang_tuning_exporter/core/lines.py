@@ -774,7 +774,7 @@ class _Traceback:
     indent: int = 0  # of a log pasted with blanks before each line
     headless: bool = False  # a log begins inside of it, or its head is lost
     phase: str = ""
-    inside: set[str] = field(default_factory=set)  # names of `_INSIDE`, `main`, and `test`
+    inside: set[str] = field(default_factory=set)  # names of `_INSIDE`
 
     def read_frame(self, frame: re.Match[bytes], number: int) -> None:
         """Note the phase of a frame: the deepest one counts, but all inside a capture is capture, and an encoder is no phase."""
@@ -783,11 +783,8 @@ class _Traceback:
         if inside[1]:
             file = inside[2] if inside[2].startswith(b"srt/") else b"sglang/" + inside[2]
             self.place = (b"%b:%b in %b" % (file, frame[3], function)).decode("utf-8", "replace")
-        self.inside |= {name for name, pattern in _INSIDE if pattern.search(function)}
-        if _IN_MAIN.search(frame[2]):
-            self.inside.add("main")
-        if b"/sglang/test/" in frame[2]:
-            self.inside.add("test")
+        where = b"%b in %b" % (frame[2], function)
+        self.inside |= {name for name, pattern in _INSIDE if pattern.search(where)}
         phase = next((name for name, pattern in _PHASES if pattern.search(function)), "")
         if phase and (phase in _WHOLE_PHASES or self.phase not in _WHOLE_PHASES):
             self.phase = phase
@@ -809,13 +806,14 @@ TRACEBACK = b"Traceback (most recent call last):"
 _OTHERS_BETWEEN = 60  # lines of other processes in a traceback
 # Some pastes have lost the blanks.
 _FRAME = re.compile(rb'(?: {2}( {0,8}))?File "([^"\n]{0,1000})", line (\d{1,9}), in (\S{1,200})')
-_IN_MAIN = re.compile(rb"/sglang/(?:launch_server|cli/\w{1,20})\.py$")
-_INSIDE = (
-    ("process", re.compile(rb"^(?:run_\w{1,40}_process$|run_tp_server$|launch_server$|start_controller_process)")),
-    ("loop", re.compile(rb"event_loop|forward_loop|process_input_requests|handle_request|forward_step")),
-    ("storage", re.compile(rb"^(?:backup|prefetch)_\w{0,20}_func$")),  # threads of HiCache: SGLang goes on without
-    ("start", re.compile(rb"__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_")),
-)
+_INSIDE = tuple((name, re.compile(pattern)) for name, pattern in (  # by a frame's file and function
+    ("process", rb" in (?:run_\w{1,40}_process$|run_tp_server$|launch_server$|start_controller_process)"),
+    ("main", rb"/sglang/(?:launch_server|cli/\w{1,20})\.py in "),
+    ("test", rb"/sglang/test/"),  # SGLang's tests start servers, and their own failures stand in the same log
+    ("loop", rb" in \S*(?:event_loop|forward_loop|process_input_requests|handle_request|forward_step)"),
+    ("storage", rb" in (?:backup|prefetch)_\w{0,20}_func$"),  # threads of HiCache: SGLang goes on without
+    ("start", rb" in \S*(?:__init__|init_|load_model|load_weights|alloc_memory_pool|profile_max_num_token|launch_)"),
+))  # fmt: skip
 _PHASES = (
     ("graph_capture", re.compile(rb"(?i:capture|init_(?:device|cuda)_graphs|init_piecewise)")),
     # The encoder takes all images of a request at once, however small the chunk of its prompt is.
@@ -1496,7 +1494,6 @@ class Reader:
         found = _row_of(text)
         is_known = found is not None and (found[0].word == "launch_failed" or found[0].kind == "out_of_memory")
         row = found[0] if found is not None and is_known else None
-        # SGLang's tests start servers, and their own failures stand in the same log.
         by_somebody = text.startswith(_BY_SOMEBODY) or "test" in traceback.inside
         in_thread = "storage" in traceback.inside and not traceback.is_sure
         uncaught = bool(traceback.place) and not traceback.stamped and not in_thread
