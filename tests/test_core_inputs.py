@@ -149,7 +149,7 @@ def test_time_never_runs_backwards_and_a_line_of_another_clock_changes_nothing(
 ) -> None:
     found, lane = seconds(*printed)
     assert found == list(taken)
-    assert (lane.set_back, lane.set_forward, lane.strays) == counts
+    assert (lane.odd["back"], lane.odd["forward"], lane.odd["stray"]) == counts
 
 
 # Layouts

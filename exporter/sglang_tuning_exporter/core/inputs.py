@@ -412,9 +412,7 @@ class Lane:
     name: str = ""
     reader: Reader = field(default_factory=Reader)
     printed: float | None = None  # the last time that moved the clock, as printed
-    set_back: int = 0
-    set_forward: int = 0
-    strays: int = 0
+    odd: Counter[str] = field(default_factory=Counter)  # how often it was set `back` or `forward`; `stray` lines
     _shift: float = 0.0
 
     def steady(self, events: Iterable[Event]) -> Iterator[Event]:
@@ -445,11 +443,12 @@ class Lane:
             # Nearer than this the first clock has come back.
             back = max(JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS))
             if any(-JITTER_SECONDS <= each <= back for each in later) or not (later or is_silence):
-                event.time, self.strays = self.now, self.strays + 1
+                event.time = self.now
+                self.odd["stray"] += 1
                 return True
             if not is_silence:
                 self._shift = self.now - event.time
-                self.set_back, self.set_forward = self.set_back + (ahead < 0), self.set_forward + (ahead > 0)
+                self.odd["back" if ahead < 0 else "forward"] += 1
         self.printed = event.time
         event.time = self.now = max(self.now, event.time + self._shift)
         return True
@@ -617,13 +616,14 @@ class Logs:
             )
         elif self.first < FIRST_DATED_SECOND:
             notes.append("times have no date: where they begin again, the next day is assumed")
+        odd = sum((lane.odd for lane in self._lanes), Counter[str]())
         for way in ("back", "forward"):
-            if count := sum(getattr(lane, f"set_{way}") for lane in self._lanes):
+            if count := odd[way]:
                 often = "once" if count == 1 else f"{count} times"
                 notes.append(
                     f"the clock was set {way} {often}: time goes on from where it was, so later times are not those printed"
                 )
-        if strays := sum(lane.strays for lane in self._lanes):
+        if strays := odd["stray"]:
             lines = "1 line has a time" if strays == 1 else f"{strays} lines have times"
             notes.append(f"{lines} far from those around it: taken as printed with the line before")
         return notes
