@@ -370,13 +370,6 @@ class Histogram:
         gained = (now - then for now, then in zip(self.counts, earlier.counts, strict=True))
         return Histogram(self.bounds, tuple(accumulate(gained, max)), seconds)
 
-    def __add__(self, other: Histogram) -> Histogram:
-        """Add observations with the same bounds."""
-        seconds = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
-        return Histogram(
-            self.bounds, tuple(mine + its for mine, its in zip(self.counts, other.counts, strict=True)), seconds
-        )
-
 
 def _histogram(series: Mapping[str, _Samples], source: Source) -> Callable[[Sequence[float]], Histogram | None]:
     """Return what reads a histogram: all series of a family as one, None where they cannot be read.
