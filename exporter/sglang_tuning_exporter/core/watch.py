@@ -1092,23 +1092,16 @@ class Course:
         for run in self.runs:
             begin, end = run.begin, run.whole.now
             serving = [
-                (at, totals)
+                (max(at, begin), min(at + BUCKET_SECONDS, end))
                 for at, totals in self.server.buckets
-                if run.begin - 10 <= at <= end and any(totals.under("serves").values())
+                if begin - BUCKET_SECONDS < at <= end and any(totals.under("serves").values())
             ]
             if run.is_start:
-                first = max(serving[0][0], run.begin) if serving else end
-                stretches.append(
-                    Stretch(
-                        "starting",
-                        run.begin,
-                        first,
-                        ", ".join(answer.memory_words(answer.memory(run.whole.facts), "CUDA graphs")),
-                    )
-                )
+                first = serving[0][0] if serving else end
+                words = ", ".join(answer.memory_words(answer.memory(run.whole.facts), "CUDA graphs"))
+                stretches.append(Stretch("starting", begin, first, words))
                 begin = first
-            for at, _ in serving:
-                start, stop = max(at, run.begin), min(at + 10.0, end)
+            for start, stop in serving:
                 if start - begin > STRETCH_SECONDS:
                     stretches.append(self._without_work(begin, start))
                     begin = start
