@@ -146,11 +146,6 @@ class Totals(dict[str, float]):
         """Keep the largest."""
         self[name] = max(self[name], value)
 
-    def rename(self, old: str, new: str) -> None:
-        """Count one state as another."""
-        if old in self:
-            self[new] = self.get(new, 0.0) + self.pop(old)
-
     def under(self, head: str) -> dict[str, float]:
         """Return what is named `head/…`, by the rest of its name."""
         return {name[len(head) + 1 :]: value for name, value in self.items() if name.startswith(head + "/")}

@@ -402,9 +402,7 @@ def explained(view: View) -> View:
     least_eager, replayed = 1.0 / (view.totals["eager_inverse"] or 1.0), view.totals["replayed_most"]
     if view.facts.largest_captured is None and replayed and view.totals["eager_inverse"] and least_eager > replayed:
         # Where the start is not in the log, the batches show what was captured.
-        totals = Totals(view.totals)
-        totals.rename("cuda_graph/eager", "cuda_graph/beyond_captured")
-        view = replace(view, totals=totals)
+        view = replace(view, totals=counted(view.totals, "eager", "beyond_captured"))
     held = view.under("held")
     waited = sum(held.values())
     # Whatever the usage between them, retractions show that the cache fills up.
@@ -434,11 +432,8 @@ def explained(view: View) -> View:
 
 
 def counted(totals: Totals, old: str, new: str) -> Totals:
-    """Return totals with one reason for waiting counted as another."""
-    renamed = Totals(totals)
-    for head in (
-        "admission/{}",
-        *(f"{figure}@{{}}{end}" for figure in ("running", "queued", "usage") for end in ("", ":s")),
-    ):
-        renamed.rename(head.format(old), head.format(new))
+    """Return totals with one state counted as another, such as one reason for waiting."""
+    renamed, ends = Totals(), (f"/{old}", f"@{old}", f"@{old}:s")
+    for name, value in totals.items():
+        renamed[name.replace(old, new) if name.endswith(ends) else name] += value
     return renamed
