@@ -1001,7 +1001,9 @@ ADVICE: Mapping[str, Advise] = {
     "no_kv_cache": _no_kv_cache,
     "kv_transfer_failing": _transfers,
     "hicache_degraded": _hicache,
-    "costly_settings": lambda view, _: [_set(view, arg, to) for arg, _now, to, _words in rows.costly_settings(view)],
+    "costly_settings": lambda view, _: [
+        _set(view, arg, to) for arg, (to, _words) in rows.costly_settings(view).items()
+    ],
     "crashed": _by_explanation,
     "server_down": _down,
     "out_of_memory_prefill": _under_load(_smaller_chunk),

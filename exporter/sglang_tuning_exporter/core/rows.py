@@ -622,11 +622,6 @@ def _shares(view: View) -> str:
 # Latency
 
 
-def _late_bound(times: float) -> Callable[[View], float]:
-    """Give the share that may be late at so many times the error budget."""
-    return lambda view: view.profile.late_bound(times)
-
-
 def _burning(latency: str, rate: str) -> Measure:
     """Give the share of the observations that missed the objective, in both windows of a burn rate."""
 
@@ -637,52 +632,40 @@ def _burning(latency: str, rate: str) -> Measure:
     return of
 
 
-def _late(
-    view: View, latency: str, objective: float | None, budgets: float, because: Callable[[Histogram], bool]
-) -> float | None:
-    """Return the share of observations above the objective; at its limit at most where something else is the reason."""
-    seen = view.latency(latency)
-    if objective is None or seen is None or view.hung or seen.observations < view.profile.enough_observations:
-        return None
-    share = view.late_share(latency, objective)
-    return share if because(seen) else min(share, view.profile.late_bound(budgets))
+def _late(latency: str, times: float, name: str, because: Callable[[View, Histogram, float], bool]) -> When:
+    """Return the condition of observations above their objective; at its limit at most where something else is the reason."""
+
+    def measure(view: View) -> float | None:
+        objective: float | None = getattr(view.profile, f"{latency}_seconds")
+        seen = view.latency(latency)
+        if objective is None or seen is None or view.hung or seen.observations < view.profile.enough_observations:
+            return None
+        share = view.late_share(latency, objective)
+        return share if because(view, seen, objective) else min(share, view.profile.late_bound(times))
+
+    named = f"share of {name} above the objective"
+    return _fact(measure, limit=lambda view: view.profile.late_bound(times), name=named, needs="metrics")
 
 
-def _is_waiting(view: View, first_tokens: Histogram) -> bool:
+def _by_queue(view: View, first_tokens: Histogram, _: float) -> bool:
     """Whether requests wait most of the time, or spend most of the time to their first token in the queue."""
     wait, mean, often = view.wait, first_tokens.mean_seconds, view.profile.frequent_share
     return _waits_often(view) or (wait is not None and mean is not None and wait > often * mean)
 
 
-def _late_by_queue(view: View) -> float | None:
-    """First tokens that are late because requests wait."""
-    objective = view.profile.time_to_first_token_seconds
-    return _late(view, "time_to_first_token", objective, LATE_TIMES, lambda seen: _is_waiting(view, seen))
+def _by_prompts(view: View, first_tokens: Histogram, objective: float) -> bool:
+    """Whether first tokens are late without a queue, by long prompts."""
+    tokens, late = view.totals["computed"], first_tokens.above(objective)
+    # One batch may be late for another reason, as the first one after a start, while kernels are compiled.
+    several = late > view.totals["most_running"]
+    return several and not _by_queue(view, first_tokens, objective) and (not tokens or tokens >= LONG_PREFILL * late)
 
 
-def _late_by_prompts(view: View) -> float | None:
-    """First tokens that are late without a queue, by the prompts."""
-    objective = view.profile.time_to_first_token_seconds
-
-    def because(seen: Histogram) -> bool:
-        tokens, late = view.totals["computed"], seen.above(objective or 0.0)
-        # One batch may be late for another reason, as the first one after a start, while kernels are compiled.
-        several = late > view.totals["most_running"]
-        return several and not _is_waiting(view, seen) and (not tokens or tokens >= LONG_PREFILL * late)
-
-    return _late(view, "time_to_first_token", objective, LATE_TIMES, because)
-
-
-def _late_between(view: View) -> float | None:
-    """Gaps between tokens that are late by the prompts computed in between."""
-    objective = view.profile.inter_token_seconds
-
-    def because(seen: Histogram) -> bool:
-        late, steps = seen.above(objective or 0.0) / seen.observations, view.steps
-        is_long = bool(late and steps) and view.totals["computed"] / (late * steps) >= LONG_PREFILL
-        return is_long and (seen.quantile(0.25) or 0.0) <= (objective or 0.0)
-
-    return _late(view, "inter_token", objective, SLOW_BURN_TIMES, because)
+def _by_prefill(view: View, gaps: Histogram, objective: float) -> bool:
+    """Whether gaps between tokens are late by the prompts computed in between."""
+    late, steps = gaps.above(objective) / gaps.observations, view.steps
+    is_long = bool(late and steps) and view.totals["computed"] / (late * steps) >= LONG_PREFILL
+    return is_long and (gaps.quantile(0.25) or 0.0) <= objective
 
 
 def _step_of_a_large_batch(view: View) -> float | None:
@@ -711,6 +694,11 @@ def _timeouts(view: View) -> float | None:
     return share if share is None or is_timeout else min(share, _many_given_up(view))
 
 
+def _gives_up(measure: Measure) -> When:
+    name = "share of the ended requests that were given up"
+    return _fact(measure, limit=_many_given_up, name=name, needs="metrics")
+
+
 def _burn_rate(
     rate: str, *, latency: str, title: str, of: str, seen: str, causes: tuple[str, ...], remedy: Change
 ) -> Row:
@@ -730,7 +718,7 @@ def _burn_rate(
         chance=True,
         when=_fact(
             _burning(latency, rate),
-            limit=_late_bound(BURN_RATES[rate][0]),
+            limit=lambda view: view.profile.late_bound(BURN_RATES[rate][0]),
             name=f"share of {of} that missed the objective",
             needs="hours of metrics",
         ),
@@ -1105,12 +1093,7 @@ LIMITS = _rows(
     _limit(
         id="clients_time_out",
         title="clients time out, {value} of requests",
-        when=_fact(
-            _timeouts,
-            limit=_many_given_up,
-            name="share of the ended requests that were given up",
-            needs="metrics",
-        ),
+        when=_gives_up(_timeouts),
         summary="Clients give up at one age: they have a time-out that this server does not meet.",
         past="Until {until} clients gave up by a time-out.",
         seen="{value} of the requests that ended were given up, {given_up_after}",
@@ -1131,12 +1114,7 @@ LIMITS = _rows(
         id="latency_queue",
         title="TTFT too long by the queue for {value} of requests",
         profiles=ONLINE,
-        when=_fact(
-            _late_by_queue,
-            limit=_late_bound(LATE_TIMES),
-            name="share of first tokens above the objective",
-            needs="metrics",
-        ),
+        when=_late("time_to_first_token", LATE_TIMES, "first tokens", _by_queue),
         summary="Time to first token is too high: requests wait in the queue.",
         past="Until {until} time to first token was too high: requests waited in the queue.",
         seen="{value} of the first tokens came later than the objective",
@@ -1155,12 +1133,7 @@ LIMITS = _rows(
         id="latency_prefill_between",
         title="prefill interrupts decoding, {value} of tokens late",
         profiles=ONLINE,
-        when=_fact(
-            _late_between,
-            limit=_late_bound(SLOW_BURN_TIMES),
-            name="share of inter-token gaps above the objective",
-            needs="metrics",
-        ),
+        when=_late("inter_token", SLOW_BURN_TIMES, "inter-token gaps", _by_prefill),
         summary="Inter-token latency is too high: prefill of long prompts interrupts decoding.",
         past="Until {until} inter-token latency was too high: prefill of long prompts interrupted decoding.",
         seen="{value} of the inter-token gaps are longer than the objective, the median is not, and long prompts are prefilled in between",
@@ -1179,12 +1152,7 @@ LIMITS = _rows(
         id="latency_long_prompts",
         title="TTFT too long by long prompts for {value} of requests",
         profiles=ONLINE,
-        when=_fact(
-            _late_by_prompts,
-            limit=_late_bound(LATE_TIMES),
-            name="share of first tokens above the objective",
-            needs="metrics",
-        ),
+        when=_late("time_to_first_token", LATE_TIMES, "first tokens", _by_prompts),
         summary="Time to first token is too high with an empty queue: prefill of long prompts takes the time.",
         past="Until {until} time to first token was too high with an empty queue: prefill of long prompts took the time.",
         seen="{value} of the first tokens came later than the objective",
@@ -1537,16 +1505,16 @@ def _hicache(view: View) -> float | None:
     return view.totals["hicache"] or float(stays)
 
 
-def costly_settings(view: View) -> list[tuple[str, Value, Value, str]]:
-    """Return the settings of a start that slow every load down: the argument, its value, a better one, and what it does in words."""
-    facts, found = view.facts, list[tuple[str, Value, Value, str]]()
-    for arg in ("disable_cuda_graph", "disable_decode_cuda_graph"):
-        if facts.is_on(arg) and not facts.role:
-            found.append((arg, True, False, "CUDA graphs are switched off"))
-    chunk = facts.typed("chunked_prefill_size")
+def costly_settings(view: View) -> dict[str, tuple[Value, str]]:
+    """Return the settings of a start that slow every load down, by argument: a better value, and what it does in words."""
+    off = [arg for arg in ("disable_cuda_graph", "disable_decode_cuda_graph") if view.facts.is_on(arg)]
+    found: dict[str, tuple[Value, str]] = {}
+    if not view.facts.role:
+        found.update(dict.fromkeys(off, (False, "CUDA graphs are switched off")))
+    chunk = view.facts.typed("chunked_prefill_size")
     if chunk is not None and 0 < chunk <= TINY_CHUNK:
         words = f"prompts are computed in chunks of {chunk:g} tokens, and a chunk takes about as long as one of 1,024"
-        found.append(("chunked_prefill_size", chunk, float(SMALL_CHUNK), words))
+        found["chunked_prefill_size"] = (float(SMALL_CHUNK), words)
     return found
 
 
@@ -1554,7 +1522,7 @@ def _slowed_at_once(view: View) -> float | None:
     """Count the costly settings. Under load graphs have a row of their own, and chunks count where prompts fill them."""
     if view.has_enough_load:
         fills = view.totals["full_lines"] >= FULL_BATCHES * view.totals["prefill_lines"] > 0
-        return float(fills and any(arg == "chunked_prefill_size" for arg, *_ in costly_settings(view)))
+        return float(fills and "chunked_prefill_size" in costly_settings(view))
     return None if not view.facts.arguments or view.facts.is_cpu else float(len(costly_settings(view)))
 
 
@@ -1621,8 +1589,7 @@ def _large_weights(view: View) -> float | None:
     facts, weights, capacity = view.facts, view.facts.weights_gb, view.facts.capacity_gb
     if facts.is_cpu or facts.arguments.get("quantization", "?") is not None or _QUANTIZED.search(facts.model):
         return None
-    full = (view.share("admission", "pool_full") or 0.0) > view.profile.frequent_share
-    is_short = full or view.retractions_a_minute > view.retractions_tolerated
+    is_short = _mostly(view, "admission", "pool_full") or view.retractions_a_minute > view.retractions_tolerated
     return weights / capacity if weights is not None and capacity and is_short else None
 
 
@@ -1669,8 +1636,7 @@ def _fits_evidence(setting: profiles.Setting, view: View) -> bool:
     tests: dict[str, bool] = {
         "mem_fraction_static": view.facts.reserve_gb is None and online,
         "max_running_requests": isinstance(setting.value, float) and online and batch > setting.value,
-        "schedule_conservativeness": online
-        and (view.share("admission", "no_queue") or 0.0) > view.profile.frequent_share,
+        "schedule_conservativeness": online and _mostly(view, "admission", "no_queue"),
         "chunked_prefill_size": view.prefill_share > MOSTLY_PREFILL / 2,
         "schedule_policy": (view.cached_share or 0.0) >= SHARING[0],
         # SGLang captures no size above the running limit.
@@ -1724,12 +1690,7 @@ CHANCES = _rows(
     ),
     _hint(
         id="requests_given_up",
-        when=_fact(
-            _given_up,
-            limit=_many_given_up,
-            name="share of the ended requests that were given up",
-            needs="metrics",
-        ),
+        when=_gives_up(_given_up),
         summary="Clients give up many requests.",
         past="Until {until} clients gave up many requests.",
         seen="{value} of the requests that ended were given up",
@@ -1836,7 +1797,7 @@ CHANCES = _rows(
         when=_fact(_slowed_at_once, name="settings of the start that slow every request down", needs="the start"),
         summary="A setting of this start slows every request down.",
         seen="{value}",
-        says=lambda view: " and ".join(words for *_, words in costly_settings(view)),
+        says=lambda view: " and ".join(words for _, words in costly_settings(view).values()),
         guide='"Tune --cuda-graph-max-bs" and "chunked prefill": decoding with CUDA graphs, and prompts in chunks of thousands of tokens',
         remedy=Change(
             "",
