@@ -55,41 +55,31 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One diagnosis.
-
-    title: a few words for a notification's title; `{value}` is its figure with its unit. alert: its name, by the id; without a title there is
-    none. seen: what was seen, by the figure's name. says: the figure, where more than it is known. sign: what was seen where there is no
-    figure to compare, or where it would say less. past: the summary when it is over, over `{until}` and `{times}`; without a time it is said
-    of an alert only. unless: rows that explain the same evidence better. causes: rows that this one can follow from; with `borrows` it takes
-    their advice. needs_advice: without a change that is left it is no finding. protects: what no other finding's change may take while this
-    one holds: `memory`, `requests`. after, until: seconds of the alert clock. chance: an opportunity. limits: when it can be the verdict;
-    without it, unless it is a chance. remark: what speaks against it, or was assumed. remedy: without an argument it is advice to people; its
-    words stand where no value can be computed.
-    """
+    """One diagnosis. Its texts are templates over the thresholds and figures in force."""
 
     id: str
     when: When
     summary: str
     guide: str
-    remedy: Change
-    seen: str = ""
-    sign: str = ""
+    remedy: Change  # without an argument advice to people; its words stand where no value can be computed
+    seen: str = ""  # what was seen; `{value}` is the figure with its unit. Without it by the figure's name
+    sign: str = ""  # the same where there is no figure to compare, or where it would say less
+    says: Callable[[View], str] = lambda _: ""  # the figure, where more than that is known
+    remark: Callable[[View], str] = lambda _: ""  # what speaks against it, or was assumed
     severity: Severity = "info"
-    alert: str = ""
-    title: str = ""
-    past: str = ""
-    unless: tuple[str, ...] = ()
-    causes: tuple[str, ...] = ()
-    borrows: bool = False
-    needs_advice: bool = False
-    protects: str = ""
+    title: str = ""  # of a notification, a few words; without it there is no alert
+    alert: str = ""  # its name; by the id where it is not given
+    past: str = ""  # the summary of what is over, with `{until}` and `{times}`; without a time only of an alert
+    unless: tuple[str, ...] = ()  # rows that explain the same evidence better
+    causes: tuple[str, ...] = ()  # rows that this one can follow from
+    borrows: bool = False  # it takes the advice of its causes
+    needs_advice: bool = False  # without a change that is left it is no finding
+    protects: str = ""  # what no other finding's change may take while this one holds: `memory`, `requests`
     profiles: tuple[str, ...] = ()
-    after: float = 300.0
+    after: float = 300.0  # seconds of the alert clock, as `until`
     until: float = 300.0
-    chance: bool = False
-    limits: Callable[[View], bool] | None = None
-    says: Callable[[View], str] = lambda _: ""
-    remark: Callable[[View], str] = lambda _: ""
+    chance: bool = False  # an opportunity
+    limits: Callable[[View], bool] | None = None  # when it can be the verdict; without it, unless it is a chance
     any_load: bool = False  # said of a start or an event, without load
     at_once: bool = False  # it heads what is said of too little load
 
