@@ -1152,7 +1152,7 @@ class Server:
         self.absent: set[int | None] = set()  # of these, schedulers that are not there now: nothing of them is shown
         self.by_page: set[str] = set()  # what is counted by its metrics, and not by its log
         self.capped: Counter[str] = Counter()  # what was dropped because there is too much of it
-        self._unexplained: float | None = None  # a failure for want of memory whose phase may still be printed
+        self.unexplained: float | None = None  # a failure for want of memory whose phase may still be printed
         self.begin: float | None = None  # the first and the last time
         self.now: float | None = None
         self.starts = 0
@@ -1251,7 +1251,7 @@ class Server:
     def counts_by_now(self) -> Totals:
         """Return what was counted, with a failure whose phase may still be printed as one of an unknown phase."""
         counted = Totals(self.counted)
-        if self._unexplained is not None:
+        if self.unexplained is not None:
             counted["out_of_memory.unknown"] += 1
         return counted
 
@@ -1260,10 +1260,6 @@ class Server:
         """How many requests may run at once, of all schedulers together; None where unknown."""
         limits = [limit for dp in self.schedulers if (limit := self.facts.limit(dp)) is not None]
         return sum(limits) if limits else None
-
-    def recalled(self) -> None:
-        """Note that what was taken was counted before: nothing of it is still to be counted."""
-        self._unexplained = None
 
     def life(self, dp: int | None) -> Totals:
         """Return what a scheduler did since the beginning, restarts of SGLang and of this program included. None of it ever falls.
@@ -1373,8 +1369,8 @@ class Server:
         self.now = now if self.now is None else max(self.now, now)
         for scheduler in self.schedulers.values():
             scheduler.advance(self.now - self.late)
-        if self._unexplained is not None and self.now - self._failed.get("unknown", self._unexplained) > REPEAT_SECONDS:
-            self._unexplained = None
+        if self.unexplained is not None and self.now - self._failed.get("unknown", self.unexplained) > REPEAT_SECONDS:
+            self.unexplained = None
             self.counted["out_of_memory.unknown"] += 1
 
     def take(self, seen: Event | Scrape, now: float = 0.0) -> None:
@@ -1456,7 +1452,7 @@ class Server:
         if name in {"rejected", "server_errors", "failed_transfers"}:
             self._logged[name] += number
         if name == "out_of_memory.unknown":
-            self._unexplained = now
+            self.unexplained = now
         else:
             self.counted[name] += number
 
@@ -1547,9 +1543,9 @@ class Server:
             return
         if "unknown" in recent:
             del self._failed["unknown"]
-            if self._unexplained is not None:
-                self.bucket(self._unexplained)["out_of_memory.unknown"] -= 1
-            self._unexplained = None
+            if self.unexplained is not None:
+                self.bucket(self.unexplained)["out_of_memory.unknown"] -= 1
+            self.unexplained = None
         self.end_explanation = self.explanation
         self.count(f"out_of_memory.{phase}", now, event)
 
@@ -1749,13 +1745,9 @@ class Progress:
     def _see_pauses(self, pauses: float, resumptions: float, now: float) -> None:
         before, self._pauses = self._pauses, (pauses, resumptions)
         if before is not None and resumptions > before[1]:
-            self.resume(now)
+            self.paused_at, self.resumed_at, self.failing_since = None, now, None
         elif pauses > (resumptions if before is None else before[0]):
             self.paused_at = self.paused_at or now
-
-    def resume(self, now: float) -> None:
-        """Note that generation continues."""
-        self.paused_at, self.resumed_at, self.failing_since = None, now, None
 
     def check(self, now: float, *, answered: bool, lasted: float = CHECK_SECONDS) -> None:
         """Take a health check, of the log or of the exporter's own: a busy scheduler answers it alone, an idle one passes it on."""

@@ -248,8 +248,7 @@ class Watch:
             if not self._scrapes or (event.kind not in WAITING and event.kind != "retraction"):
                 self.take(event, past=True)
         server.advance(now)
-        server.counted = counted
-        server.recalled()
+        server.counted, server.unexplained = counted, None
         for dp, life in server.lives.items():
             life.clear()
             life.update(lived.get(dp, {}))
