@@ -558,17 +558,17 @@ def _tokens(view: View, gigabytes: float | None) -> str:
 # CUDA graphs
 
 
-def most_graph(view: View) -> int:
+def _most_graph(view: View) -> int:
     """Return the largest batch for which the guide calls graphs useful."""
     return MOST_GRAPH_AT_LARGE_TP if (view.facts.number("tp_size") or 1) >= LARGE_TP else MOST_GRAPH
 
 
 def _graph_size(view: View, batch: float) -> float | None:
-    return next((float(size) for size in GRAPH_SIZES if batch <= size <= most_graph(view)), None)
+    return next((float(size) for size in GRAPH_SIZES if batch <= size <= _most_graph(view)), None)
 
 
 def _graphs(view: View, _: frozenset[str]) -> list[Offer]:
-    facts, most = view.facts, most_graph(view)
+    facts, most = view.facts, _most_graph(view)
     now, batch, half = facts.largest_captured or view.totals["replayed_most"] or None, view.batch(), view.batch(0.5)
     if batch is None or half is None:
         return [_set(view, facts.graph_arg, now=now)]
@@ -1165,7 +1165,7 @@ def figures_of(view: View) -> dict[str, str]:
         **profile.figures,
         "given_up_after": after,
         "queue_range": f"{lower:g} to {profile.queue_upper:,.0f}",
-        "most_graph": str(most_graph(view)),
+        "most_graph": str(_most_graph(view)),
     }
 
 

@@ -211,7 +211,7 @@ class Words:
             self.sentence = sentence
 
     def _advise(self, finding: Finding, now: float, firing: float) -> None:
-        name, new = finding.diagnosis, words_of(finding.changes[0])
+        name, new = finding.diagnosis, _words_of(finding.changes[0])
         held, since = self.advice.get(name, (None, 0.0))
         self._seen[name] = now
         if held == new:
@@ -250,7 +250,7 @@ def _sentence(judgement: Judgement, view: View) -> str:
     return row.over("a few minutes ago") if is_over else fill(row.summary, figures_of(view))
 
 
-def words_of(change: Change) -> tuple[str, ...]:
+def _words_of(change: Change) -> tuple[str, ...]:
     """Return a change as `ADVICE` has it."""
     suggested = typed_value(change.target) or change.words
     last = map(_whole, (suggested, change.why, change.not_if, change.cost))

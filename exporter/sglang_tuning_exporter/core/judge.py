@@ -124,7 +124,7 @@ class Measured:
         if view.has_enough_load and view.waits_unexplained_yet:
             return NOT_ENOUGH
         if view.has_enough_load and view.scraped:
-            return HEALTHY if is_served(view) else NOT_ENOUGH if view.hung else UNEXPLAINED
+            return HEALTHY if _is_served(view) else NOT_ENOUGH if view.hung else UNEXPLAINED
         idle = view.idle > 0 and view.idle >= view.served and not view.busy
         is_idle = idle and view.served < view.profile.enough_serving_seconds
         return NO_LIMIT if view.has_enough_load else IDLE if is_idle else NOT_ENOUGH
@@ -156,7 +156,7 @@ class Measured:
         return unproven, -URGENCY[BY_ID[row].severity], _ORDER[row]
 
 
-def is_served(view: View) -> bool:
+def _is_served(view: View) -> bool:
     """Whether clients get their answers: requests end without being given up, or tokens are delivered while requests run."""
     share, totals = view.given_up_share, view.totals
     if view.silent_seconds or (share is not None and share > NEARLY_ALL_GIVEN_UP and not view.cancels):
@@ -335,15 +335,15 @@ _TAKES = {
 # A finding in words
 
 
-def confidence_of(view: View) -> Confidence:
+def _confidence_of(view: View) -> Confidence:
     """Return the confidence in a judgement over so much serving time."""
     return "high" if view.served >= HIGH else "medium" if view.served >= MEDIUM else "low"
 
 
 def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
     view, figure = measured.view, measured.figures[row.id]
-    figures, said = advice.figures_of(view), explanation_of(row.id, measured)
-    confidence = "high" if row.any_load and not row.chance else confidence_of(view)
+    figures, said = advice.figures_of(view), _explanation_of(row.id, measured)
+    confidence = "high" if row.any_load and not row.chance else _confidence_of(view)
     if row.id == "admission_too_conservative" and view.facts.may_reserve_in_full:
         confidence = "low"
     guide = advice.fill(row.guide, figures)
@@ -359,7 +359,7 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
     )  # fmt: skip
 
 
-def explanation_of(row: str, measured: Measured) -> Event | None:
+def _explanation_of(row: str, measured: Measured) -> Event | None:
     """Return the line of the log that explains a finding about an end; None where none does, or a failure beside it has it."""
     view, said = measured.view, measured.view.explanation
     if said is None or row not in {*DEATHS, *KILLS}:
@@ -369,7 +369,7 @@ def explanation_of(row: str, measured: Measured) -> Event | None:
     if row in KILLS:
         return said if said.word == ("hang" if row == "scheduler_stuck" else "memory") else None
     failures = {*KILLS} & {*measured.holding} & {*measured.causes(BY_ID[row])}
-    if any(explanation_of(each, measured) is not None for each in failures):
+    if any(_explanation_of(each, measured) is not None for each in failures):
         return None
     if row == "server_down":
         return view.explains_now
