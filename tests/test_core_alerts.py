@@ -219,10 +219,6 @@ def alerts(*lines: str, end: float, profile: str = "online") -> list[Alert]:
     return list(course.end(BEGIN + end).alerts)
 
 
-def merged(*parts: list[str]) -> list[str]:
-    return sorted((line for part in parts for line in part), key=lambda line: line[:21])
-
-
 @pytest.mark.parametrize("later", [0, 120])
 def test_for_a_cause_and_what_follows_from_it_somebody_is_called_once(later: int) -> None:
     """`later`: so many seconds after the queue has become long the batch is at its limit."""

@@ -17,10 +17,6 @@ def profiled(tokens: int, ranks: str = "TP0") -> str:
     return f"{stamp(2, ranks)}max_total_tokens=131072 is larger than the profiled value {tokens}. Use the profiled value instead."
 
 
-def arguments(**more: Any) -> str:
-    return start(**more)[0]
-
-
 def changes(answer: Judgement, row: str) -> list[tuple[str, object]]:
     return [(each.arg, each.to) for each in finding(answer, row).changes]
 

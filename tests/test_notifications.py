@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import requests
 
 from sglang_tuning_exporter.recordings import MOST_BODY_BYTES
 from sglang_tuning_exporter.recordings.notifications import as_text, receiver
-
-if TYPE_CHECKING:
-    pass
 
 ADVICE = "--schedule-conservativeness 0.1 → 1.3: The KV cache is full."
 FIRING = {

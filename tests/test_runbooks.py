@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
-RULES = "alerts/rules/sglang-tuning.rules.yml"
 ALERTS = sorted(BY_ALERT)
 PROSE = sorted(page.stem for page in (Path(runbooks.__file__).parent / "prose").glob("*.md"))
 LOGS = sorted((ROOT / "tests" / "data" / "logs").glob("*.log"))
