@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.core.result import Ok
@@ -19,45 +18,27 @@ from sglang_tuning_exporter.serve.guard import Lane
 from sglang_tuning_exporter.serve.pages import make_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
+    from pathlib import Path
 
 
-@pytest.fixture(scope="module")
-def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Sidecar:
-    return watched_retractions(tmp_path_factory.mktemp("watched"), sglang_url=None)
-
-
-@pytest.fixture(scope="module")
-def description(sidecar: Sidecar) -> dict[str, object]:
-    return make_pages(sidecar, Lane("pages", 1)).openapi()
-
-
-@pytest.fixture(scope="module")
-def address(sidecar: Sidecar) -> Iterator[str]:
+def test_every_answer_is_one_that_the_description_has(tmp_path: Path) -> None:
+    sidecar, asked = watched_retractions(tmp_path, sglang_url=None), set()
+    description = make_pages(sidecar, Lane("pages", 1)).openapi()
     with web(sidecar) as address:
-        yield address
+        for found in schemathesis.openapi.from_dict(description).get_all_operations():
+            assert isinstance(found, Ok)
+            operation = found.ok()
 
+            @settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
+            @given(case=operation.as_strategy())
+            def keeps_to_it(case: schemathesis.Case[Any]) -> None:
+                asked.add(case.operation.path)
+                case.call_and_validate(
+                    base_url=address,
+                    allow_redirects=False,
+                    checks=[status_code_conformance, content_type_conformance,
+                            response_schema_conformance],
+                )  # fmt: skip
 
-def test_every_answer_is_one_that_the_description_has(description: dict[str, object], address: str) -> None:
-    asked = set()
-    for found in schemathesis.openapi.from_dict(description).get_all_operations():
-        assert isinstance(found, Ok)
-        operation = found.ok()
-
-        @settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
-        @given(case=operation.as_strategy())
-        def keeps_to_it(case: schemathesis.Case[Any]) -> None:
-            asked.add(case.operation.path)
-            case.call_and_validate(
-                base_url=address,
-                allow_redirects=False,
-                checks=[status_code_conformance, content_type_conformance,
-                        response_schema_conformance],
-            )  # fmt: skip
-
-        keeps_to_it()
-    paths = description["paths"]
-    assert isinstance(paths, dict)
-    assert asked == set(paths)
+            keeps_to_it()
+    assert asked == set(description["paths"])
