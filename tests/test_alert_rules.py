@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +106,12 @@ def alert(series: dict[str, str], name: str, directory: Path) -> Alert:
     return found
 
 
-@cache
-def every_alert(directory: Path) -> dict[str, list[Alert]]:
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Alert]]:
     series: dict[str, str] = {}
     for name in THIN:
         series |= about(BY_ALERT[name].id, 0.75, 0.5)
-    return fired(ROOT / RULES, series, THIN, directory)
-
-
-@pytest.fixture(scope="module")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Alert]]:
-    return every_alert(tmp_path_factory.mktemp("texts"))
+    return fired(ROOT / RULES, series, THIN, tmp_path_factory.mktemp("texts"))
 
 
 @pytest.mark.parametrize("name", THIN)

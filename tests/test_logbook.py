@@ -182,14 +182,8 @@ class Rotations:
         return self.book.lines[kind]
 
 
-@pytest.fixture
-def rotations(tmp_path: Path) -> Iterator[Rotations]:
+def test_a_thousand_files_that_came_and_went_leave_no_memory_of_them_but_their_lines(tmp_path: Path) -> None:
     rotations = Rotations(tmp_path)
-    yield rotations
-    rotations.book.close()
-
-
-def test_a_thousand_files_that_came_and_went_leave_no_memory_of_them_but_their_lines(rotations: Rotations) -> None:
     for number in range(1000):
         log = rotations.write(f"{number}.log", DECODE, "Decode batch, nonsense")
         rotations.poll(after=70.0)
@@ -203,6 +197,7 @@ def test_a_thousand_files_that_came_and_went_leave_no_memory_of_them_but_their_l
     rotations.write("last.log", DECODE)
     rotations.poll()
     assert (rotations.lines("decode"), rotations.book.unrecognised["batch_line"]) == (1001, 1000)
+    rotations.book.close()
 
 
 def test_a_failure_that_waits_for_its_phase_survives_a_restart(place: Place) -> None:

@@ -49,26 +49,13 @@ def page_of(sidecar: Sidecar) -> Page:
         return Page(requests.get(url + "/metrics", timeout=10).text)
 
 
-@pytest.fixture(scope="module")
-def retracting(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """An exporter of the retract recording, before SGLang is asked to end."""
-    return Page(text_format(collect(watched_retractions(tmp_path_factory.mktemp("retract"), without=10.0))))
-
-
-@pytest.fixture(scope="module")
-def away(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """The same once SGLang does not answer any more."""
-    sidecar = watched_retractions(tmp_path_factory.mktemp("away"))
-    sidecar.start()
-    return page_of(sidecar)
-
-
 def native(sglang: FakeSGLang, body: bytes = SERVING, **settings: object) -> Page:
     sglang.answers["/metrics"] = reply(body)
     return page_of(Sidecar(config(sglang_url=sglang.url, **settings)))
 
 
-def test_the_verdict_is_one_sentence_without_figures(retracting: Page) -> None:
+def test_the_verdict_is_one_sentence_without_figures(tmp_path: Path) -> None:
+    retracting = Page(text_format(collect(watched_retractions(tmp_path, without=10.0))))  # before it is asked to end
     (verdict,) = retracting.labels("sglang_tuning_verdict_info")
     assert verdict["verdict"] == "retracting_too_often"
     assert verdict["level"] == "warning"
@@ -76,7 +63,10 @@ def test_the_verdict_is_one_sentence_without_figures(retracting: Page) -> None:
     assert retracting.value("sglang_tuning_scale_out_helps") == 0
 
 
-def test_a_server_that_is_away_is_answered_with_status_200(away: Page) -> None:
+def test_a_server_that_is_away_is_answered_with_status_200(tmp_path: Path) -> None:
+    sidecar = watched_retractions(tmp_path)
+    sidecar.start()
+    away = page_of(sidecar)
     assert away.value("sglang_tuning_up") == 0
     assert away.error == "connection_refused"
     assert away.value("sglang_tuning_build_info", version=__version__) == 1

@@ -44,11 +44,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def wheel(built: list[list[Path]]) -> Path:
-    return built[0][0]
-
-
 def test_two_builds_at_two_times_and_places_have_the_same_bytes(built: list[list[Path]]) -> None:
     first, second = map(digests, built)
     assert sorted(first) == [
@@ -68,8 +63,8 @@ def test_an_archive_has_the_time_of_its_commit_and_nobodys_name(built: list[list
     assert {(member.uid, member.gid, member.uname, member.gname) for member in members} == {(0, 0, "", "")}
 
 
-def test_the_wheel_has_every_file_of_the_package_and_none_beside_it(wheel: Path) -> None:
-    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+def test_the_wheel_has_every_file_of_the_package_and_none_beside_it(built: list[list[Path]]) -> None:
+    inside = {name for name in zipfile.ZipFile(built[0][0]).namelist() if ".dist-info/" not in name}
     package = ROOT / "exporter"
     here = {
         str(path.relative_to(package))

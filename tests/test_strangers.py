@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from conftest import SERVING, Exporter, FakeSGLang, reply, running_exporter, wait_for
+from conftest import SERVING, Answer, FakeSGLang, reply, running_exporter, wait_for
 from sglang_tuning_exporter.core.judge import STARTING
 from sglang_tuning_exporter.sglang.exposition import owner_of
 from test_core_watch import Beside
@@ -88,14 +86,6 @@ def test_it_has_an_alert_of_its_own_and_nobody_is_called_for_a_server_that_is_do
     assert firing(lost("no_series", after_pages=9)) == {"server_down"}
 
 
-@pytest.fixture(scope="module")
-def fake() -> Iterator[FakeSGLang]:
-    server = FakeSGLang({"/metrics": reply(VLLM)})
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -104,21 +94,17 @@ def fake() -> Iterator[FakeSGLang]:
         (reply(UNNAMED), "its page holds no series of SGLang's"),
     ],
 )
-def test_page_api_and_metrics_say_that_it_is_not_sglang(fake: FakeSGLang, answer: object, words: str) -> None:
-    fake.answers["/metrics"] = answer  # type: ignore[assignment]
-    with running_exporter("--sglang-url", fake.url) as exporter:
-        said_of(exporter, words)
-        fake.answers["/metrics"] = reply(SERVING)
+def test_page_api_and_metrics_say_that_it_is_not_sglang(sglang: FakeSGLang, answer: Answer, words: str) -> None:
+    sglang.answers["/metrics"] = answer
+    with running_exporter("--sglang-url", sglang.url) as exporter:
+        page = exporter.page()
+        assert (page.value("sglang_tuning_up"), page.error) == (0, "not_sglang")
+        findings = exporter.get("/api/v1/findings").json()
+        assert findings["verdict"] == "not_sglang"
+        (own,) = [each for each in findings["findings"] if each["diagnosis"] in {"not_sglang", "server_down"}]
+        assert words in own["sentence"]
+        assert words in exporter.get("/").text.replace("&#39;", "'")
+        assert page.value("sglang_tuning_alert", diagnosis="server_down") in {0, None}
+        sglang.answers["/metrics"] = reply(SERVING)
         wait_for(lambda: exporter.page().value("sglang_tuning_up") == 1, 30)
         assert exporter.page().error is None
-
-
-def said_of(exporter: Exporter, words: str) -> None:
-    page = exporter.page()
-    assert (page.value("sglang_tuning_up"), page.error) == (0, "not_sglang")
-    findings = exporter.get("/api/v1/findings").json()
-    assert findings["verdict"] == "not_sglang"
-    (own,) = [each for each in findings["findings"] if each["diagnosis"] in {"not_sglang", "server_down"}]
-    assert words in own["sentence"]
-    assert words in exporter.get("/").text.replace("&#39;", "'")
-    assert page.value("sglang_tuning_alert", diagnosis="server_down") in {0, None}
