@@ -14,14 +14,10 @@ from pathlib import Path
 import pytest
 
 from sglang_tuning_exporter.collect.follower import LogFollower
+from test_tail import append
 
 LINES = [b"%04d decode line of a server, long enough to be known again\n" % number for number in range(10)]
 CALLS = ("pread", "fstat", "open")
-
-
-def append(path: Path, text: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(text)
 
 
 def new_lines(follower: LogFollower) -> list[bytes]:

@@ -24,6 +24,7 @@ from sglang_tuning_exporter.collect import sidecar as watching_module
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import Progress
+from test_tail import append
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,11 +37,6 @@ INFO = {"model_path": "tiny", "version": "0.5.23", "schedule_conservativeness": 
 
 def info(**more: object) -> Callable[[Any], None]:
     return reply(json.dumps(INFO | more).encode(), content_type="application/json")
-
-
-def append(path: Path, text: bytes) -> None:
-    with path.open("ab") as log:
-        log.write(text)
 
 
 @contextmanager
