@@ -261,17 +261,6 @@ def test_a_device_is_not_replaced_by_a_file() -> None:
     assert not Path("/dev/null.lock").exists()
 
 
-def test_an_obstacle_for_the_new_document_is_reported_and_the_old_one_stays(file: StateFile, path: Path) -> None:
-    file.save({"old": 1})
-    Path(f"{path}.new").mkdir()
-    assert not file.save({"new": 1})
-    assert file.problem == "cannot be written: state.json.new is not a regular file; give another path"
-    assert file.load() == {"schema": 1, "old": 1}
-    Path(f"{path}.new").rmdir()
-    assert file.save({"new": 1})
-    assert (file.problem, file.load()) == ("", {"schema": 1, "new": 1})
-
-
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
