@@ -14,10 +14,8 @@ import trustme
 from conftest import (
     SERVING,
     Answer,
-    Exporter,
     FakeSGLang,
     config,
-    drip,
     hang,
     reply,
     running_exporter,
@@ -27,46 +25,23 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.serve.app import scrape_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
-OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 
-
-@pytest.fixture(scope="module")
-def fake() -> Iterator[FakeSGLang]:
-    server = FakeSGLang({"/metrics": reply(SERVING)})
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def exporter(fake: FakeSGLang) -> Iterator[Exporter]:
-    with running_exporter("--sglang-url", fake.url) as running:
-        yield running
-
-
-def test_one_scrape_of_us_is_one_scrape_of_sglang(fake: FakeSGLang, exporter: Exporter) -> None:
-    fake.answers["/metrics"] = reply(SERVING)
-    exporter.page()
-    before = fake.count("/metrics")
-    for _ in range(5):
+def test_one_scrape_of_us_is_one_scrape_of_sglang(sglang: FakeSGLang) -> None:
+    with running_exporter("--sglang-url", sglang.url) as exporter:
         exporter.page()
-    assert fake.count("/metrics") == before + 5
+        before = sglang.count("/metrics")
+        for _ in range(5):
+            exporter.page()
+        assert sglang.count("/metrics") == before + 5
 
 
-def test_a_proxy_of_the_environment_is_not_used(fake: FakeSGLang) -> None:
+def test_a_proxy_of_the_environment_is_not_used(sglang: FakeSGLang) -> None:
     proxy = dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:9")
-    with running_exporter("--sglang-url", fake.url, variables=proxy) as other:
-        assert other.page().value("sglang_tuning_up") == 1
-
-
-def test_a_response_that_arrives_byte_by_byte_is_ended_with_its_thread(sglang: FakeSGLang) -> None:
-    sglang.answers["/metrics"] = drip(OK_HEAD + b"\r\n")
-    with pytest.raises(ScrapeError) as caught:
-        Client(sglang.url, sglang.url + "/metrics").metrics(0.3)
-    assert caught.value.reason == "timeout"
+    with running_exporter("--sglang-url", sglang.url, variables=proxy) as exporter:
+        assert exporter.page().value("sglang_tuning_up") == 1
 
 
 def test_callers_share_the_scrape_that_runs_and_the_next_one_begins_after_it(sglang: FakeSGLang) -> None:
@@ -124,12 +99,9 @@ def test_a_key_file_that_is_none_is_the_reason_why_the_server_was_not_asked(
         ("nan", 10, 10),
         ("-1", 10, 10),
         ("inf", 10, 10),
-        ("1e309", 10, 10),
         ("0", 10, 10),
         ("", 10, 10),
         ("1e-300", 10, 0.05),
-        ("0x10", 10, 10),
-        ("5 s", 10, 10),
         ("٣", 10, 2.7),  # digits of other scripts are digits
     ],
 )
