@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import html
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,21 +13,12 @@ from sglang_tuning_exporter.core.page import POLICY, page
 from sglang_tuning_exporter.core.report import run
 from sglang_tuning_exporter.recordings.replay import packaged
 from test_core_report import finding, judged
+from test_web import text_of
 
 RETRACT = packaged("retract") / "server.log.gz"
 HOSTILE = "<script>document.title='owned'</script><img src=http://127.0.0.1:9/x onerror=alert(1)>"
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 OFFLINE = PROFILES["offline"]
-
-
-def text_of(page: str) -> str:
-    """The visible text, in one line."""
-    body = re.sub(r"<(style|title)>.*?</\1>", " ", page, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"</?(?:span|bdi|code)[^>]*>", "", body).replace("<", " <")).split())
-
-
-def seen(page: str) -> str:
-    return " ".join(re.sub(r"<[^>]+>", " ", text_of(page)).split())
 
 
 def hostile_log(tmp_path: Path) -> Path:
@@ -76,7 +65,7 @@ def whole() -> Judgement:
 def test_the_page_has_everything_that_the_text_has() -> None:
     written = page(whole(), OFFLINE, compare(whole(), whole()))
     assert Tree(written).open == []
-    shown = seen(written)
+    shown = text_of(written)
     for words in (
         "SGLang kept retracting running requests. Confidence: high; from 10:10:00 to 10:35:00.",
         "Most of the serving time (60 %): nothing limited the server.",
