@@ -39,12 +39,12 @@ def test_a_page_has_its_owner(page: bytes, owner: str | None) -> None:
     assert owner_of(page.decode()) == owner
 
 
-def lost(reason: str, *, after_pages: int = 0, at: float = 400.0) -> Beside:
+def lost(reason: str, *, after_pages: int = 0) -> Beside:
     """A server of which so many pages came, and then for minutes this failure."""
     beside = Beside(reads=False)
     for page in range(after_pages):
         beside.scrape(page * 15, running=4.0)
-    for second in range(int(at), int(at) + 331, 15):
+    for second in range(400, 731, 15):
         beside.watch.lose(reason, "its /metrics is vLLM's; check --sglang-url", 1_763_632_800.0 + second)
         beside.watch.judge(1_763_632_800.0 + second)
     return beside
