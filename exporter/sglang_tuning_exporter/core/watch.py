@@ -1052,11 +1052,9 @@ class Course:
             view.sum("queued"),
         )
         if reserve is not None and profile.reserve_good_gb < reserve <= profile.reserve_upper_gb:
-            upper = profile.reserve_upper_gb
-            known = f", and not too much (more than {upper:g} GB)" if upper < inf else ""
-            notes.append(
-                f"{reserve:.4g} GB of GPU memory were left after the start: above the guide's good range (5 to {profile.reserve_good_gb:g} GB){known}."
-            )
+            good, upper = f"the guide's good range (5 to {profile.reserve_good_gb:g} GB)", profile.reserve_upper_gb
+            known = f"neither in {good} nor too much (more than {upper:g} GB)" if upper < inf else f"above {good}"
+            notes.append(f"{reserve:.4g} GB of GPU memory were left after the start: {known}.")
         if view.facts.is_on("disable_radix_cache") and view.has_enough_load and view.facts.role != "decode":
             notes.append(
                 "The prefix cache is off (--disable-radix-cache): prompts that share a prefix are computed whole, each time."
