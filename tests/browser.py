@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 from contextlib import contextmanager
@@ -155,12 +154,6 @@ class Browser:
 
         visit(nodes[0])
         return exposed
-
-    def picture(self, height: int | None = None) -> bytes:
-        """The page as PNG, down to this height in CSS pixels, or all of it."""
-        size = self.command("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
-        return base64.b64decode(self.command("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"])
 
 
 def contrast(ink: list[float], paper: list[float]) -> float:

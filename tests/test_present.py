@@ -19,7 +19,6 @@ from sglang_tuning_exporter.sglang import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 BEGIN = 1_763_640_000.0
 GAUGES = {
@@ -43,11 +42,9 @@ def series(dp: int | None = None, **figures: Any) -> str:
     return "".join(f"sglang:{name}{{{labels}}} {value}\n" for name, value in shown.items() if value is not None)
 
 
-def shown(*pages: str, log: Path | None = None, state: Path | None = None) -> Page:
+def shown(*pages: str) -> Page:
     """Our own series after these pages of SGLang."""
-    sidecar = Sidecar(
-        config(sglang_url="http://127.0.0.1:9", log_file=() if log is None else (str(log),), state_file=state)
-    )
+    sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9"))
     for text in pages:
         sidecar._receive(text, 0.01)
     page = Page(text_format(collect(sidecar)))

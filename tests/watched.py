@@ -12,15 +12,15 @@ from sglang_tuning_exporter.sglang.server_info import parse_server_info
 READY = 1_763_640_000.0  # unix seconds at which every recording is ready
 
 
-def watched(recorded: Recording, profile: str = "online", sources: str = "both") -> Watch:
-    """Watch a whole recording; `sources`: both, log or metrics."""
-    watch = Watch(PROFILES[profile], READY, reads=sources != "metrics", scrapes=sources != "log")
+def watched(recorded: Recording, profile: str = "online") -> Watch:
+    """Watch a whole recording, its log and its metrics."""
+    watch = Watch(PROFILES[profile], READY, reads=True, scrapes=True)
     reader = Reader()
     info = parse_server_info(recorded.server_info or b"{}")
-    if info is not None and sources != "log":
+    if info is not None:
         watch.take(info)
-    lines = [] if sources == "metrics" else [(line.at, 0, line.text) for line in recorded.lines]
-    scrapes = [] if sources == "log" else [(scrape.at, 1, scrape.text) for scrape in recorded.scrapes]
+    lines = [(line.at, 0, line.text) for line in recorded.lines]
+    scrapes = [(scrape.at, 1, scrape.text) for scrape in recorded.scrapes]
     for at, is_scrape, text in sorted([*lines, *scrapes], key=lambda piece: piece[:2]):
         if is_scrape:
             starts = watch.server.starts
