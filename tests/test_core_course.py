@@ -190,6 +190,38 @@ def test_what_took_most_of_the_time_leaves_out_the_part_with_the_verdict() -> No
     assert answer.mostly[1] == pytest.approx(102 / 162)
 
 
+@pytest.mark.parametrize(("queue", "what"), [(15, "silent"), (0, "idle")])
+def test_a_pause_with_requests_waiting_is_silence_and_no_idle_time(queue: int, what: str) -> None:
+    lines = [prefill(0, 64, running=0, queue=queue), prefill(60, 64, running=0), decode(61, 1)]
+    assert [each.what for each in judged(lines).course] == ["serving", what, "serving"]
+
+
+@pytest.mark.parametrize(("graph", "share"), [(True, "replayed"), (False, "unsupported")])
+def test_a_batch_that_replays_has_graphs_whatever_device_its_line_names(graph: bool, share: str) -> None:  # noqa: FBT001 - a case
+    lines = [decode(at, graph=graph).replace("cuda graph", "cpu graph") for at in range(0, 60, 2)]
+    assert judged(lines).shares["cuda_graph"] == {share: 1.0}
+
+
+@pytest.mark.parametrize(("now", "to"), [(0.2, 0.91), (0.84, 0.91), (0.94, None)])
+def test_where_the_start_asks_for_a_larger_share_it_is_raised_to_what_the_gpu_holds(
+    now: float, to: float | None
+) -> None:
+    begin = start(mem_fraction_static=now)
+    frame = '  File "/sgl/python/sglang/srt/model_executor/model_runner.py", line 700, in init_memory_pool'
+    failed = f"{stamp(6)}Scheduler hit an exception: Traceback (most recent call last):"
+    lines = [
+        begin[0],
+        f"{stamp(4)}Load weight begin. avail mem=78.46 GB",
+        begin[1],
+        failed,
+        frame,
+        "    raise RuntimeError(",
+    ]
+    answer = judged([*lines, "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", ""])
+    change = answer.findings[0].changes[0]
+    assert (answer.verdict, change.arg, change.to) == ("out_of_memory_any", "mem_fraction_static", to)
+
+
 LOADS = {
     "within a second": ([decode(0, 6, 5, 0.94)], "The load of less than 1 s was too short for a verdict: queue up to 5, the KV cache up to 94 % full."),
     "that retracted": (

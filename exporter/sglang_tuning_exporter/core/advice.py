@@ -434,21 +434,23 @@ def _out_of_memory(view: View) -> list[Change]:
             f" the {asked[2] or asked[3]} GiB of the GPU",
             "No share of the memory makes room for it: the size was computed wrongly, or set.", "another GPU model was expected here",
         )]  # fmt: skip
-    weights, free = facts.weights_gb, facts.capacity_gb
     if "mem-fraction-static" in text and _MORE.search(text):  # the weights leave too little for the KV cache
-        named = _ABOVE.search(text)
+        weights, free, named = facts.weights_gb, facts.capacity_gb, _ABOVE.search(text)
         least = float(named[1]) if named else weights / free if weights and free else 1.0
         beside = (
             "" if named or least >= 1.0 else f"the weights alone take {weights:.4g} of {free:.4g} GB, {least:.3f} of it"
         )
-        to = ceil(100 * least + 0.01) / 100 if least < MOST_FRACTION else None
+        wanted = ceil(100 * least + 0.01) / 100
+        if free and not named:  # as much as leaves the usual reserve
+            wanted = max(wanted, min(_percents(1.0 - view.profile.reserve_aim_gb / free), MOST_FRACTION))
+        to = wanted if least < MOST_FRACTION and wanted > (now or 0.0) else None
         words, way = "raise it: SGLang's own error asks for it", "" if to and now else "raise"
         why, not_if = (
             f"SGLang ended with: {shortened(text, 300)}",
             "the weights leave nothing of the GPU: then more GPUs",
         )
         return [replace(_set(view, FRACTION, to, beside, words, direction=way), why=why, not_if=not_if)]
-    if view.totals["out_of_memory.startup"] and free and weights is None:
+    if view.totals["out_of_memory.startup"] and facts.capacity_gb and facts.weights_gb is None:
         return [_say(
             "use more GPUs (--tp-size), or smaller weights (--quantization fp8, a quantized model)",
             "Memory ran out while the weights were loaded; --mem-fraction-static only divides what they leave.",
