@@ -270,15 +270,13 @@ def _within_graphs(view: View, raised: Change, to: float, now: float, usage: flo
     if size is None or size <= largest:
         return [replace(raised, gain=f"{gain}; batches beyond {largest:g} will run without CUDA graphs")]
     graphs = _larger_graphs(view, size, largest, f"covers batches up to {size:g}, {batch} will run")
-    if isinstance(graphs, tuple) and facts.pools_gb and facts.capacity_gb:
-        taken = ((facts.number(FRACTION) or 0.0) - float(str(graphs[-1].to))) * facts.capacity_gb / facts.pools_gb
+    fraction, lowered = facts.number(FRACTION), graphs[-1].to if isinstance(graphs, tuple) else None
+    if fraction and isinstance(lowered, float) and facts.pools_gb and facts.capacity_gb:
+        taken = (fraction - lowered) * facts.capacity_gb / facts.pools_gb
         if usage * to / now > view.profile.token_usage_target * (1.0 - taken):
             share = f"{100 * taken:.0f} %" if taken < 1 else "all"
-            return [
-                _say(
-                    f"nothing, or add a server: CUDA graphs for {batch} requests take {share} of the KV cache that these would need"
-                )
-            ]
+            words = f"nothing, or add a server: CUDA graphs for {batch} requests take {share} of the KV cache that these would need"
+            return [_say(words)]
     return [raised, graphs]
 
 

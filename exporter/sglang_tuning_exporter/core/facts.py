@@ -53,9 +53,8 @@ class Facts:
     no_pool: float | None = None  # tokens that the memory beside the weights has room for, where that is none
     reduced: bool = False  # SGLang lowered max_running_requests itself, for want of capacity
     memory_device: str = ""
-    graph_device: str = (
-        ""  # named by decode batches that replayed none: 0.5.7 on Ascend prints `cpu graph: True` of those that did
-    )
+    # Named by decode batches that replayed no graph: 0.5.7 on Ascend prints `cpu graph: True` of those that did.
+    graph_device: str = ""
     role_seen: str = ""  # unified, prefill or decode, by the labels of the metrics
     first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
     said: dict[str, Advice] = field(default_factory=dict)  # what SGLang itself said about flags, by its text

@@ -710,8 +710,8 @@ class Logs:
         else:
             known = ENDINGS[class_of([self._error])]
             helps = f"; {known.what}: {known.do}" if known.weight >= CAUSE else ""
-            told = f", but an error: “{shortened(self._error)}”{helps}" if self._error else ""
-            reason = f"no line of SGLang's in it{told}; give a server's log, written at --log-level info"
+            error = f", but an error: “{shortened(self._error)}”{helps}" if self._error else ""
+            reason = f"no line of SGLang's in it{error}; give a server's log, written at --log-level info"
         raise _refusal(self.sources, reason)
 
 

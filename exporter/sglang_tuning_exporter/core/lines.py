@@ -1356,7 +1356,7 @@ class Reader:
             return self._read_transfer(event, text)
         return kind
 
-    def _read_end(self, event: Event, text: bytes, told: int) -> None:
+    def _read_end(self, event: Event, text: bytes, begin: int) -> None:
         if event.word == _ABORT:
             if self._ended and _KILLED.fullmatch(text):
                 self._events.remove(event)
@@ -1368,7 +1368,7 @@ class Reader:
             if self._traceback is None or self._traceback.begin != self.number:
                 self._traceback = _Traceback(self._at, self.number, self.number + 2, is_open=False, goes_on=True)
             self._traceback.announced = True
-        text = text[told:] if event.word == "scheduler_exception" else text
+        text = text[begin:] if event.word == "scheduler_exception" else text
         ending = "" if event.word in (_ABORT, "scheduler_exception") or b"exit code" in text else "unknown"
         if not opens:
             self._explain(text, ending=ending)

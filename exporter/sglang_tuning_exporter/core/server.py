@@ -523,7 +523,7 @@ class Scheduler:
         figures = event.figures
         is_first = self.at is None or now != self.at
         if is_first:
-            self._proceed(now, figures.get("running"), go_on=self._are_the_same(event))
+            self._proceed(now, event)
             self._computing = None
         self.logged_at = now
         for name, figure in (("full", "usage"), ("swa", "swa_usage"), ("mamba", "mamba_usage")):
@@ -824,9 +824,10 @@ class Scheduler:
         )
         return figures.get("running") == before.get("running") and 0 <= grown <= each * figures.get("running", 0.0)
 
-    def _proceed(self, now: float, runs: float | None, *, go_on: bool = True) -> None:
-        """Begin a moment; `runs` is what its first line says runs now, `go_on` whether they can be those that ran before."""
+    def _proceed(self, now: float, event: Event) -> None:
+        """Begin a moment with its first line."""
         self.advance(now)
+        runs = event.figures.get("running")
         if self.at is not None and runs is not None:
             gap, ran = now - self.at, (self.running or 0.0) + self._joined
             moments, self._moments = self._moments, self._moments + 1
@@ -835,7 +836,7 @@ class Scheduler:
                 broke_off = max(self._server.last.get(name, -inf) for name in ("starts", "pause", "ends"))
                 if moments < USUAL_MOMENTS or ran < 1 or self._server.stopping or broke_off > self.at:
                     pass  # a log that is silent again and again shows its rhythm, no hang
-                elif go_on and runs >= ran / 2:
+                elif runs >= ran / 2 and self._are_the_same(event):
                     self._server.hung(Hang(self.at, gap, ran, runs), now)
                 elif ran >= MANY_RUNNING and len(self._server.silences) < MOST_STARTS:
                     self._server.silences.append(Hang(self.at, gap, ran, runs))
