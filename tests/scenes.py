@@ -5,7 +5,6 @@ From the log file on disk to pages and exposition everything is the real exporte
 
 from __future__ import annotations
 
-import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from conftest import config
+from release.archives import unpack
 from sglang_tuning_exporter.collect.scrape import ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
@@ -121,8 +121,8 @@ def recording(name: str) -> Recording:
         return load(packaged(name))
     if (HERE / "recordings" / name).exists():
         return load(HERE / "recordings" / name)
-    with TemporaryDirectory() as folder, tarfile.open(HERE / "captures" / f"{name}.tar.xz") as packed:
-        packed.extractall(folder, filter="data")
+    with TemporaryDirectory() as folder:
+        unpack(HERE / "captures" / f"{name}.tar.xz", Path(folder))
         return load(Path(folder))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import os
 import tarfile
 import time
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conftest import wait_for
-from release.archives import build, copied, digests
+from release.archives import ReleaseError, build, copied, digests, unpack
 from release.statements import contradictions, version
 from sglang_tuning_exporter import __version__
 
@@ -96,3 +98,54 @@ def test_the_sdist_has_what_is_built_installed_and_read_and_nothing_else(
 def test_every_place_that_names_a_version_names_this_one() -> None:
     assert version(ROOT) == __version__
     assert contradictions(ROOT) == []
+
+
+def packed(path: Path, *members: tuple[str, str]) -> Path:
+    """Write a tar archive of files by name and text; a text that begins with `->` is where a symbolic link leads."""
+    with tarfile.open(path, "w") as archive:
+        for name, text in members:
+            member = tarfile.TarInfo(name)
+            if text.startswith("->"):
+                member.type, member.linkname = tarfile.SYMTYPE, text[2:]
+            member.size = 0 if member.issym() else len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def test_an_archive_is_unpacked_with_its_folders_and_links(tmp_path: Path) -> None:
+    archive = packed(tmp_path / "a.tar", ("deep/down/file", "text"), ("deep/link", "->down"), ("deep/link/next", "too"))
+    unpack(archive, tmp_path / "out")
+    assert (tmp_path / "out/deep/link/file").read_text() == "text"
+    assert (tmp_path / "out/deep/down/next").read_text() == "too"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        (("../file", "text"),),
+        (("/tmp/file", "text"),),
+        (("deep/../../file", "text"),),
+        (("link", "->.."), ("link/file", "text")),
+        (("link", "->/etc"),),
+    ],
+)
+def test_an_archive_that_leaves_its_folder_is_refused(members: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
+    with pytest.raises(ReleaseError, match="outside"):
+        unpack(packed(tmp_path / "a.tar", *members), tmp_path / "out")
+    assert not (tmp_path / "file").exists()
+
+
+def test_no_code_asks_for_an_argument_that_the_oldest_python_lacks() -> None:
+    """`extractall` got its filter in 3.10.12 and 3.11.4; without it later Pythons warn, so both are asked of `unpack`."""
+    code = [
+        path
+        for name in ("exporter", "tests", "truth", "release", "closed_loop", "bench", "fuzz")
+        for path in (ROOT / name).rglob("*.py")
+    ]
+    calls = (
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in code
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in {"extractall", "extract"}
+    )
+    assert list(calls) == []
