@@ -78,3 +78,10 @@ def test_ci_runs_the_same_targets_as_a_contributor() -> None:
     assert "make check test" in RUNS.values()
     assert "make dist" in RUNS.values()
     assert "make test-image" in RUNS.values()
+
+
+def test_the_local_ci_uses_no_python_but_the_systems_own() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r"^PATH=(.*)$", script, re.MULTILINE) == ["/usr/sbin:/usr/bin:/sbin:/bin"]
+    assert 'env -i HOME="$HOME" PATH="$PATH"' in script
+    assert "make VENV=build/ci check test" in script  # never the .venv that a newer Python made
