@@ -13,6 +13,7 @@ from conftest import program
 from sglang_tuning_exporter.mixin import alerts, files
 
 ROOT = Path(__file__).parents[1]
+CHART = ROOT / "deploy" / "helm" / "sglang-tuning-exporter"
 RULES = "alerts/rules/sglang-tuning.rules.yml"
 DURATION = re.compile(r"(?<![\w.])(\d+)(ms|s|m|h)(?![\w.])")
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -24,6 +25,7 @@ def test_the_committed_files_are_those_that_generate_would_write() -> None:
 
 
 def test_an_edited_file_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "exporter").mkdir()  # as a checkout has
     for name in files():  # and the pages that hold a generated part
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -33,6 +35,30 @@ def test_an_edited_file_is_named_and_left_as_it_is(tmp_path: Path) -> None:
     assert checked.returncode == 1
     assert checked.stderr.splitlines() == [f"stale: {RULES}", "run: sglang-tuning-exporter generate"]
     assert (tmp_path / RULES).read_text() == edited
+
+
+def test_the_folder_of_rules_that_readme_names_holds_those_for_the_exporter_alone() -> None:
+    assert "load `alerts/rules/` into Prometheus" in (ROOT / "README.md").read_text()
+    assert [str(path.relative_to(ROOT)) for path in (ROOT / "alerts" / "rules").iterdir()] == [RULES]
+    assert [path.name for path in (CHART / "files" / "rules").iterdir()] == ["sglang-tuning.rules.yml"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder", "name"),
+    [
+        ("prometheus", "alerts/rules", "sglang-native.rules.yml"),
+        ("prometheusrule", "alerts/prometheusrule", "sglang-native.yml"),
+        ("mimir", "alerts/mimir", "sglang-native.yml"),
+    ],
+)
+def test_rules_without_the_exporter_have_a_folder_and_for_one_release_their_former_path(
+    kind: str, folder: str, name: str, tmp_path: Path
+) -> None:
+    assert program("generate", "--format", kind, "--output", str(tmp_path), cwd=tmp_path).returncode == 0
+    own = (tmp_path / f"{folder}-without-exporter" / name).read_text()
+    former = (tmp_path / folder / name).read_text()
+    assert yaml.safe_load(former) == yaml.safe_load(own)
+    assert former.startswith(f"# Load {folder}-without-exporter/{name} instead")
 
 
 def test_an_output_directory_that_is_a_file_is_a_usage_error_of_one_line(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.mixin import wishes
 
 RULES = "alerts/rules/sglang-tuning.rules.yml"
-NATIVE = "alerts/rules/sglang-native.rules.yml"
+NATIVE = "alerts/rules-without-exporter/sglang-native.rules.yml"
 
 
 def made(directory: Path, text: str = "", *flags: str) -> Path:

@@ -64,7 +64,9 @@ def generated() -> dict[str, Any]:
         command(["generate", "--output", folder])
         files = {str(path.relative_to(folder)): path.read_text() for path in Path(folder).rglob("*") if path.is_file()}
     texts = {Path(name).stem: dict(_rows(text)) for name, text in files.items() if name.startswith("docs/reference")}
-    groups = [group for name, text in files.items() if "/rules/" in name for group in yaml.safe_load(text)["groups"]]
+    groups = [
+        group for name, text in files.items() if name.endswith(".rules.yml") for group in yaml.safe_load(text)["groups"]
+    ]
     rules = [rule for group in groups for rule in group["rules"]]
     for rule in (each for each in rules if "alert" in each):
         shown = {"annotations": sorted(rule["annotations"]), "for": rule.get("for")}

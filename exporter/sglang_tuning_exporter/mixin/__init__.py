@@ -49,6 +49,8 @@ def run(
     found, readme, stale = files(time_scale, wishes, format), output / "README.md", []
     if readme.is_file():
         found["README.md"] = reference.with_tables(readme.read_text(encoding="utf-8"))
+    if not (output / "exporter").is_dir():  # a checkout's folders hold what README loads
+        found |= alerts.at_former_paths(found)
     for name, text in found.items():
         path = output / name
         try:

@@ -213,20 +213,35 @@ def _inhibitions() -> Iterator[tuple[str, str, str]]:
 
 FORMATS = ("prometheus", "prometheusrule", "mimir")
 _RULE_FILES = {"sglang-tuning": "alerts/rules/sglang-tuning.rules.yml", "sglang-native": native.FILE}
+_WITHOUT = "-without-exporter"  # ends the name of each folder whose rules are for servers without the exporter
 
 
 def _formatted(name: str, text: str, kind: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """Return path and text of a rule file in one of the formats; each has a folder of its own, because no program reads another's."""
+    """Return path and text of a rule file in one of the formats.
+
+    Each format has a folder of its own, because no program reads another's; and each has another one for servers without the exporter, because
+    people load a folder as a whole.
+    """
     if kind == "prometheus":
         return _RULE_FILES[name], text
     comments, _, rules = text.partition("groups:\n")
+    path = f"alerts/{kind}{_WITHOUT if name == 'sglang-native' else ''}/{name}.yml"
     if kind == "mimir":
-        return f"alerts/mimir/{name}.yml", f"{comments}namespace: {name}\ngroups:\n{rules}"
+        return path, f"{comments}namespace: {name}\ngroups:\n{rules}"
     own = str(metadata.get("name") or "sglang-tuning")
     named = {**metadata, "name": name.replace("sglang-tuning", own) if name == "sglang-tuning" else f"{own}-native"}
     head = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in named.items())
     document = f"apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n{head}spec:\n  groups:\n"
-    return f"alerts/prometheusrule/{name}.yml", f"{comments}{document}{indent(rules, '  ')}"
+    return path, f"{comments}{document}{indent(rules, '  ')}"
+
+
+def at_former_paths(made: Mapping[str, str]) -> dict[str, str]:
+    """Return the rules for servers without the exporter once more, where they lay beside the others until 0.1.0: for one release."""
+    return {
+        path.replace(_WITHOUT, ""): f"# Load {path} instead: the next release leaves this path out.\n{text}"
+        for path, text in made.items()
+        if f"{_WITHOUT}/" in path
+    }
 
 
 def files(time_scale: float = 1.0, wishes: Wishes = NONE, kind: str = "prometheus") -> dict[str, str]:

@@ -15,7 +15,7 @@ from sglang_tuning_exporter.mixin._rendering import POOL, filled, listed, render
 if TYPE_CHECKING:
     from sglang_tuning_exporter.mixin.wishes import Wishes
 
-FILE = "alerts/rules/sglang-native.rules.yml"
+FILE = "alerts/rules-without-exporter/sglang-native.rules.yml"
 _SERVER = listed((*POOL, "instance"))
 # Every rank of a scheduler says the same; with priorities the total has none.
 _RANKS = "tp_rank, pp_rank, moe_ep_rank, priority"
