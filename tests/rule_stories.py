@@ -13,7 +13,7 @@ import yaml
 
 from promtool import evaluated
 from sglang_tuning_exporter.core.alerts import Clock
-from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.core.diagnoses import BY_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config import values
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.alerts import Clocks
-from sglang_tuning_exporter.core.rows import BY_ID, adapted
+from sglang_tuning_exporter.core.diagnoses import BY_ID, adapted
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.serve import metrics
 from sglang_tuning_exporter.sglang import exposition

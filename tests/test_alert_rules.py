@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from promtool import Alert, fired, promtool
-from sglang_tuning_exporter.core.rows import BY_ID, PROMETHEUS, ROWS
+from sglang_tuning_exporter.core.diagnoses import ALL as DIAGNOSES
+from sglang_tuning_exporter.core.diagnoses import BY_ID, EXPORTER
 from sglang_tuning_exporter.core.runbooks import BY_ALERT
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin.wishes import Wishes
@@ -23,7 +24,7 @@ GROUPS: list[dict[str, Any]] = yaml.safe_load(TEXT)["groups"]
 ALL: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in ALL if "alert" in rule}
 FLEET = "SGLangManyServers"
-THIN = sorted(name for name, row in BY_ALERT.items() if row not in PROMETHEUS)
+THIN = sorted(name for name, row in BY_ALERT.items() if row not in EXPORTER)
 FORM = """\
 last_over_time(sglang_tuning_condition{diagnosis="%s"}[15m])
 and last_over_time(sglang_tuning_alert{diagnosis="%s"}[15m]) == 1"""
@@ -37,7 +38,7 @@ def test_prometheus_accepts_the_rules_at_every_clock(tmp_path: Path) -> None:
 
 
 def test_each_diagnosis_that_is_a_warning_or_worse_has_an_alert() -> None:
-    assert [row.id for row in ROWS if row.severity != "info" and not row.alert] == []
+    assert [row.id for row in DIAGNOSES if row.severity != "info" and not row.alert] == []
     assert set(ALERTS) == set(BY_ALERT)
     assert {name: rule["labels"] for name, rule in ALERTS.items() if name != FLEET} == {
         name: {"severity": row.severity} for name, row in BY_ALERT.items() if name != FLEET

@@ -26,7 +26,7 @@ import yaml
 
 from conftest import wait_for
 from promtool import fired
-from sglang_tuning_exporter.core.rows import BY_ID, PROMETHEUS
+from sglang_tuning_exporter.core.diagnoses import BY_ID, EXPORTER
 from sglang_tuning_exporter.core.runbooks import BY_ALERT, INHIBITIONS
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.recordings.demo import Process, free_port, program
@@ -129,7 +129,7 @@ def texts() -> dict[str, dict[str, str]]:
     with TemporaryDirectory() as scratch:
         rules = Path(scratch) / "rules.yml"
         rules.write_text(alerts.files()["alerts/rules/sglang-tuning.rules.yml"])
-        names = [name for name, row in BY_ALERT.items() if row not in PROMETHEUS]
+        names = [name for name, row in BY_ALERT.items() if row not in EXPORTER]
         found = {name: one.annotations for name, [one] in fired(rules, series, names, Path(scratch)).items()}
         written = yaml.safe_load(rules.read_text())["groups"]
     return found | {
@@ -281,11 +281,7 @@ def test_two_alerts_of_one_server_are_one_message_and_two_servers_are_two(manage
 
 EXPORTER_DOWN = "SGLangTuningExporterDown"
 PAIRS = [
-    (cause, name)
-    for of in ("target", "server")
-    for causes, held in INHIBITIONS[of]
-    for cause in causes
-    for name in held
+    (cause, name) for of, causes, held in INHIBITIONS if of in {"target", "server"} for cause in causes for name in held
 ]
 
 

@@ -24,7 +24,7 @@ NOT_JUDGED = {"host", "port", "nccl_port", "random_seed", "dist_init_addr"}
 
 def named_in_the_core() -> set[str]:
     """Every name of an argument that stands as a text in the core, the capacity or the profiles."""
-    files = [*PACKAGE.glob("core/*.py"), *PACKAGE.glob("config/*.py")]
+    files = [*PACKAGE.glob("core/**/*.py"), *PACKAGE.glob("config/*.py")]
     texts = {
         node.value
         for file in files

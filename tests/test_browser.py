@@ -16,7 +16,7 @@ from nights import failing
 from scenes import SCENES, lived
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import ReplayServer, packaged
 from sglang_tuning_exporter.sglang.clean import clean

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.core.advice import advise
+from sglang_tuning_exporter.core.diagnoses import ALL, BY_ID
 from sglang_tuning_exporter.core.findings import Change
-from sglang_tuning_exporter.core.rows import BY_ID, ROWS
 from sglang_tuning_exporter.core.view import View
 from views import Load, seen
 
@@ -19,7 +19,7 @@ PREFILLS = {"full_lines": 100.0}  # as many as there are prefill batches
 
 
 def advised(row: str, view: View, *also: str) -> list[Change]:
-    return advise(BY_ID[row], view, frozenset(also))
+    return advise(BY_ID[row], view, frozenset(BY_ID[name] for name in also))
 
 
 def typed(row: str, view: View, *also: str) -> list[str]:
@@ -39,7 +39,7 @@ def one(row: str, view: View) -> Change:
     return change
 
 
-@pytest.mark.parametrize("row", [row.id for row in ROWS if not row.needs_advice])
+@pytest.mark.parametrize("row", [row.id for row in ALL if not row.needs_advice])
 def test_every_diagnosis_has_advice_even_where_nothing_is_known_of_the_server(row: str) -> None:
     nothing = seen(Load())
     nothing.facts.arguments.clear()

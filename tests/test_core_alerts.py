@@ -8,9 +8,9 @@ import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.alerts import Words, conditions, turned
+from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import view_of
 from sglang_tuning_exporter.core.watch import Course, Ledger, Watch
@@ -56,7 +56,7 @@ def judgement(name: str, *changes: Change) -> Judgement:
 
 def limit(to: float, now: float = 8.0) -> Change:
     return Change(
-        "max_running_requests", "raise", "", "It is the limit.", "the cache is full", "Slower tokens.", "--max-running-requests", now, to,
+        arg="max_running_requests", direction="raise", why="It is the limit.", not_if="the cache is full", cost="Slower tokens.", flag="--max-running-requests", now=now, to=to,
     )  # fmt: skip
 
 

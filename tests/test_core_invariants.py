@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.advice import setting, typed_settings
 from sglang_tuning_exporter.core.answer import command
+from sglang_tuning_exporter.core.diagnoses import BY_ID
+from sglang_tuning_exporter.core.diagnoses.steps import setting, typed_settings
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import Change, Judgement
 from sglang_tuning_exporter.core.judge import judge
-from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.flags import flag_of, have_effect, print_factor, releases
 from views import Load, late, seen
@@ -142,7 +142,7 @@ def test_what_is_raised_rises_and_nothing_is_advised_that_is_set_already(view: V
     for found in judge(view).findings:
         for change in found.changes:
             now, to = change.now, change.to
-            if change.arg == "chunked_prefill_size" and now == -1:
+            if change.arg == "chunked_prefill_size" and isinstance(now, (int, float)) and now <= 0:
                 now = inf  # without chunks a prompt is computed whole
             assert to is None or to != now or isinstance(to, bool) != isinstance(now, bool)
             if isinstance(now, (int, float)) and isinstance(to, (int, float)) and not isinstance(to, bool):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from sglang_tuning_exporter.core.diagnoses import ALL, causes_of, place
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.judge import judge
-from sglang_tuning_exporter.core.rows import ROWS
 from views import Load, late, seen
 
 AT_LIMIT = Load(running=64, why="running_limit", usage=0.3, prompt=300)
@@ -88,8 +88,7 @@ def test_two_reasons_that_make_up_most_of_the_time_only_together_are_both_found(
 
 
 def test_no_diagnosis_is_its_own_cause() -> None:
-    places = {row.id: place for place, row in enumerate(ROWS)}
-    assert all(places[cause] < places[row.id] for row in ROWS for cause in row.causes)
+    assert all(place(cause) < place(row) for row in ALL for cause in causes_of(row))
 
 
 # Requests that are reserved in full

@@ -55,7 +55,7 @@ class Tree(HTMLParser):
 
 
 def whole() -> Judgement:
-    people = Change("", "", "send fewer requests at once")
+    people = Change(words="send fewer requests at once")
     chance = finding(
         "memory_reserve_too_large", "info", is_limit=False, headline="Memory is unused.", changes=(people,)
     )

@@ -36,8 +36,8 @@ LOGS = sorted((HERE / "data" / "logs").glob("*.log"))
 SCHEMA = json.loads((Path(__file__).parent.parent / "docs" / "report.schema.json").read_text())
 BEGIN = 1_763_632_800.0  # 2025-11-20 10:00:00
 RAISE = Change(
-    "schedule_conservativeness", "raise", "", "SGLang admits more requests than the KV cache can hold", "it is above 1.43",
-    "above 1.0 it admits fewer", "--schedule-conservativeness", 0.3, 1.3, "4 % more tokens",
+    arg="schedule_conservativeness", direction="raise", why="SGLang admits more requests than the KV cache can hold", not_if="it is above 1.43",
+    cost="above 1.0 it admits fewer", flag="--schedule-conservativeness", now=0.3, to=1.3, gain="4 % more tokens",
 )  # fmt: skip
 
 
@@ -100,8 +100,8 @@ def test_every_report_keeps_the_schema_and_is_strict_json(log: Path, profile: st
 
 
 def test_a_report_with_everything_keeps_the_schema_and_the_schema_refuses_what_is_not_in_it() -> None:
-    switch = Change("disable_radix_cache", "drop", "", flag="--disable-radix-cache", now=True, removes=True)
-    people = Change("", "", "send fewer requests at once")
+    switch = Change(arg="disable_radix_cache", direction="drop", flag="--disable-radix-cache", now=True, removes=True)
+    people = Change(words="send fewer requests at once")
     whole = judged(finding(changes=(RAISE, switch, people), because=("queue_too_long",)))
     right = document(whole, compare(whole, whole))
     assert faults(json.loads(json.dumps(right, allow_nan=False))) == []

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from sglang_tuning_exporter.core.diagnoses.suspects import SUSPECTS, proven
 from sglang_tuning_exporter.core.judge import judge
-from sglang_tuning_exporter.core.rows import SUSPECTS, proven
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.flags import flag_of, releases
 from views import Load, late, seen

@@ -33,8 +33,8 @@ def said(*findings: object, style: Style | None = None, **more: object) -> str:
 
 
 def test_advice_to_people_is_a_sentence_and_a_flag_can_be_removed() -> None:
-    assert Change("", "", "send fewer requests").line == "Send fewer requests."
-    assert Change("x", "", "", flag="--x", now=2048, removes=True).line == "Remove --x"
+    assert Change(words="send fewer requests").line == "Send fewer requests."
+    assert Change(arg="x", flag="--x", now=2048, removes=True).line == "Remove --x"
 
 
 def test_the_head_has_the_verdict_with_confidence_and_times_what_held_mostly_and_the_notes() -> None:
@@ -49,7 +49,7 @@ def test_the_head_has_the_verdict_with_confidence_and_times_what_held_mostly_and
 
 
 def test_a_finding_has_its_figures_its_changes_with_reasons_and_its_times() -> None:
-    whole = finding(changes=(RAISE, Change("", "", "send less")), notes=("also seen live",))
+    whole = finding(changes=(RAISE, Change(words="send less")), notes=("also seen live",))
     assert said(whole).split("\n\n")[1].splitlines() == [
         "1. SGLang kept retracting running requests. [warning, confidence high]",
         "   12 retractions a minute (limit 1/min).",

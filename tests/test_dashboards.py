@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_tuning_exporter.core import judge
-from sglang_tuning_exporter.core.rows import PROMETHEUS, ROWS
+from sglang_tuning_exporter.core.diagnoses import ALL, EXPORTER
 from sglang_tuning_exporter.mixin import boards
 from sglang_tuning_exporter.mixin.boards import looks
 
@@ -119,7 +119,7 @@ def test_a_rate_is_over_four_steps_or_over_minutes_so_that_scrapes_a_minute_apar
 
 
 def test_every_verdict_has_words_on_the_strip_and_in_the_tables() -> None:
-    known = {row.id for row in (*ROWS, *PROMETHEUS)} | set(judge.SENTENCES) | {judge.NOT_ENOUGH}
+    known = {row.id for row in (*ALL, *EXPORTER)} | set(judge.SENTENCES) | {judge.NOT_ENOUGH}
     strip = panel_of(SERVER, "What limited it")["fieldConfig"]["overrides"]
     assert {override["matcher"]["options"] for override in strip} == known
     [words_] = looks.HEADLINE_CELLS

@@ -29,8 +29,8 @@ from conftest import (
 from promtool import PRESENT, promtool
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import PREFIX, Family, gauge, info, text_format
 from sglang_tuning_exporter.sglang import exposition, metrics

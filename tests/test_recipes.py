@@ -136,7 +136,7 @@ def test_a_recipe_names_few_files(recipe: str) -> None:
 
 def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value_rule_runbook_and_documents(tree: Tree) -> None:
     tree.replace(PACKAGE + "core/rows.py", "\n)\n\n_FIRST_TOKENS", WITH_A_FLAG)
-    tree.write(PACKAGE + "core/prose/batch_queue_short.md", RUNBOOK)
+    tree.write(PACKAGE + "core/diagnoses/prose/batch_queue_short.md", RUNBOOK)
     value = '    "client_too_slow": _more,\n'
     tree.replace(
         PACKAGE + "core/advice.py",
@@ -158,7 +158,7 @@ def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value_rule_runbook_and
     change = tree.run("-c", f"{IN_TESTS}(change,) = {finding}.changes; print(change.flag, change.now, change.to)")
     assert change.split() == ["--scheduler-recv-interval", "1.0", "10"]
     assert are_named(tree.edited, "Add a diagnosis with a flag")
-    assert named("Add a diagnosis") == {PACKAGE + "core/rows.py", PACKAGE + "core/prose/<id>.md"}
+    assert named("Add a diagnosis") == {PACKAGE + "core/rows.py", PACKAGE + "core/diagnoses/prose/<id>.md"}
 
 
 def test_the_recipe_for_a_kind_of_log_line_counts_it(tree: Tree) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rule_stories import BEGIN, DIAGNOSIS, END, INTERVALS, OVER, Exporter, Fired, burst, play, trouble
-from sglang_tuning_exporter.core.rows import BY_ID
+from sglang_tuning_exporter.core.diagnoses import BY_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable

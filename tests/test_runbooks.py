@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
-PROSE = sorted(page.stem for page in (Path(runbooks.__file__).parent / "prose").glob("*.md"))
+PROSE = sorted(page.stem for page in (Path(runbooks.__file__).parent / "diagnoses" / "prose").glob("*.md"))
 LOGS = sorted((ROOT / "tests" / "data" / "logs").glob("*.log"))
 NAME = re.compile(r"sglang_tuning_[a-z_]+")
 

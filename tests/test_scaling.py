@@ -44,7 +44,7 @@ def test_the_verdict_decides(verdict: str, *, helps: bool | None) -> None:
 
 
 def test_where_a_flag_may_end_it_the_flag_comes_first() -> None:
-    flag = Change("max_running_requests", "raise", "", flag="--max-running-requests", now=4, to=8)
+    flag = Change(arg="max_running_requests", direction="raise", flag="--max-running-requests", now=4, to=8)
     assert scale_out_helps(judgement("running_at_limit", flag)) is False
     assert scale_out_helps(judgement("running_at_limit")) is True
 

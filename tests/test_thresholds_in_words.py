@@ -11,7 +11,7 @@ from conftest import config
 from scenes import Moment, Story, Timed
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.core import runbooks
-from sglang_tuning_exporter.core.rows import ROWS
+from sglang_tuning_exporter.core.diagnoses import ALL
 from sglang_tuning_exporter.serve import pages as page
 from sglang_tuning_exporter.serve.metrics import collect
 from sglang_tuning_exporter.serve.metrics.families import text_format
@@ -76,5 +76,5 @@ def test_no_sentence_has_the_default_instead_of_the_set_threshold(life: str, tmp
 
 
 def test_no_row_has_a_threshold_as_a_literal() -> None:
-    said = [f"{row.seen} {row.guide} {row.remedy} {row.when.name}" for row in ROWS]
+    said = [f"{row.seen} {row.guide} {row.remedy} {row.when.name}" for row in ALL]
     assert [text for text in said if LITERALS.search(text.replace("{", "").replace("}", ""))] == []

@@ -16,8 +16,8 @@ import requests
 from conftest import FakeSGLang, config, hang, watched_retractions, web
 from scenes import SCENES, lived
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.page import flags
-from sglang_tuning_exporter.core.rows import BY_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,8 @@ from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.core import capacity, rows
+from sglang_tuning_exporter.core import capacity
+from sglang_tuning_exporter.core.diagnoses import adapted
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.watch import AWAY, Watch
 from sglang_tuning_exporter.sglang import flags
@@ -71,7 +72,7 @@ class Sidecar:
         self, config: Config, stdin: BinaryIO | None = None, *, self_scrape_seconds: float = SELF_SCRAPE_SECONDS
     ) -> None:
         self.config = config
-        self.profile = rows.adapted(config.profile, config.threshold, config.accept, config.wait)
+        self.profile = adapted(config.profile, config.threshold, config.accept, config.wait)
         self.scrape_seconds: float | None = None  # that the last scrape took; None before the first
         self.unrecognised_families = 0  # of its page, that no known release has
         self._began = time.time() - time.monotonic()

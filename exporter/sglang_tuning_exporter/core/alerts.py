@@ -14,6 +14,7 @@ from math import inf
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.advice import figures_of, fill
+from sglang_tuning_exporter.core.diagnoses import ALL, BY_ID, Diagnosis, causes_of
 from sglang_tuning_exporter.core.events import is_count
 from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement, typed_value
 from sglang_tuning_exporter.core.judge import (
@@ -24,12 +25,10 @@ from sglang_tuning_exporter.core.judge import (
     STOPPED,
     Measured,
 )
-from sglang_tuning_exporter.core.rows import BY_ID, REPLICA_HELPS, REPLICA_HELPS_AFTER_A_FLAG, ROWS, Row
 from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.core.view import View
 
 UNKNOWN_SECONDS = 60.0  # a break of knowledge of more than this is a start
-NOTIFIED_AS_WELL = frozenset({"requests_rejected", "restart_loop"})  # beside their cause
 KEPT_SECONDS = 600.0  # in which advice keeps its words, unless the flag was set or its alert begins
 LONGEST_TEXT = 200
 TOO_LITTLE = "Too little was seen for a verdict."
@@ -42,7 +41,7 @@ ADVICE = ("flag", "current", "suggested", "text", "not_if", "cost")
 
 def conditions(measured: Measured) -> Iterator[tuple[str, float, float]]:
     """Give the figure and the limit of each row with an alert that was measured, turned so that above the limit is bad."""
-    for row in ROWS:
+    for row in ALL:
         figure = measured.figures.get(row.id)
         if row.id in measured.view.profile.accepts:
             continue
@@ -63,12 +62,12 @@ def turned(figure: Figure) -> tuple[float, float]:
 
 def scale_out_helps(judgement: Judgement) -> bool | None:
     """Return whether another replica would take load off this server; None if not known."""
-    verdict = judgement.verdict
-    if verdict in {NOT_ENOUGH, STARTING, STOPPED, "server_down", "scheduler_stuck"}:
-        return None
-    if verdict in REPLICA_HELPS_AFTER_A_FLAG:
+    row = BY_ID.get(judgement.verdict)
+    if row is None:
+        return None if judgement.verdict in {NOT_ENOUGH, STARTING, STOPPED} else False
+    if row.replica == "after a flag":
         return not any(change.flag for change in (judgement.own.changes if judgement.own is not None else ()))
-    return verdict in REPLICA_HELPS
+    return None if row.replica == "unknown" else row.replica == "helps"
 
 
 # Alerts
@@ -78,7 +77,7 @@ def scale_out_helps(judgement: Judgement) -> bool | None:
 class Clock:
     """The alert of one row. `value`: True, False, or None while it is not known; times are those of the caller."""
 
-    row: Row
+    row: Diagnosis
     factor: float = 1.0  # times `until`
     after: float | None = None  # in place of the row's
     since: float | None = None  # above the limit
@@ -125,22 +124,22 @@ class Clocks:
     def __init__(self, profile: profiles.Profile) -> None:
         self.by_row = {
             row.id: Clock(row, profile.alert_wait, profile.wait_of(row.id, row.after))
-            for row in ROWS
+            for row in ALL
             if row.alert and row.id not in profile.accepts
         }
 
     def pass_on(self, measured: Measured, server: Server, now: float) -> list[Alert]:
         """Take what was measured; return the alerts that end."""
-        holding = set(measured.holding)
-        firing = {name for name, clock in self.by_row.items() if clock.firing is not None} & holding
+        holding = set(measured.diagnoses)
+        firing = {clock.row for clock in self.by_row.values() if clock.firing is not None} & holding
         ended = []
         for name, clock in self.by_row.items():
             row, figure = clock.row, measured.figures.get(name)
-            causes = () if holding.isdisjoint(row.causes) else measured.causes(row)
-            hindered = not holding.isdisjoint(causes) and name not in NOTIFIED_AS_WELL
+            causes = () if holding.isdisjoint(causes_of(row)) else measured.causes(row)
+            hindered = not holding.isdisjoint(causes) and not row.notified_beside_causes
             if clock.firing is None and hindered and not firing.isdisjoint(causes):
                 continue  # somebody has been called for the cause
-            holds = None if figure is None else name in holding
+            holds = None if figure is None else row in holding
             alert = clock.pass_on(now, _event_at(row, server, now), holds=holds, hindered=hindered)
             if alert is not None:
                 ended.append(alert)
@@ -175,10 +174,10 @@ class Clocks:
         return [clock.alert(None) for clock in self.by_row.values() if clock.firing is not None]
 
 
-def _event_at(row: Row, server: Server, now: float) -> float:
+def _event_at(row: Diagnosis, server: Server, now: float) -> float:
     """Return when the event of a row happened or a hang began, `now` for a state."""
-    if row.id == "scheduler_stuck" and server.hangs:
-        return max(server.hangs[-1].begin, server.last.get("hangs", now) - row.after)  # it is known from then on
+    if row.began is not None:
+        return row.began(server, now)
     if row.when.kind != "event":
         return now
     return max((server.last[name] for name in row.when.counts if name in server.last), default=now)

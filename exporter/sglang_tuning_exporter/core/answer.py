@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core.advice import setting
+from sglang_tuning_exporter.core.diagnoses import ALL, BY_ID, EXPORTER
+from sglang_tuning_exporter.core.diagnoses.steps import setting
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import (
+    STATE_WORDS,
     TONES,
     Change,
     Figure,
@@ -28,7 +30,6 @@ from sglang_tuning_exporter.core.findings import (
     ended,
     typed_value,
 )
-from sglang_tuning_exporter.core.rows import BY_ID, STATE_WORDS
 from sglang_tuning_exporter.core.server import SIGNALS, Server, Totals
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.clean import clean
@@ -206,12 +207,7 @@ def _change(unit: str, better: str, before: float, after: float) -> str:
 TONE_WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "No limit", "calm": "No verdict"}
 _LIVE_WORDS = {"healthy": "Healthy", "idle": "Idle", "starting": "Starting", "stopped": "Stopped"}  # by verdict
 GOOD = frozenset({"no_limit_in_log", "healthy"})
-_TITLES = {
-    "out_of_memory_any": "Out of memory",
-    "pd_queue": "Other server of the pair is slow",
-    "dp_imbalanced": "DP ranks unbalanced",
-    "unexplained": "Requests wait, cause not known",
-}  # of diagnoses whose id is not their title
+SHORT = {row.id: row.short for row in (*ALL, *EXPORTER)}
 _SHOWN_SIGNALS = ("queue", "admission", "cuda_graph")
 _NOT_SHOWN = "no_queue"  # the queue says it
 _COUNTS = {
@@ -232,7 +228,7 @@ _HALF_A_DAY = 43200.0
 
 def title(diagnosis: str) -> str:
     """Return a diagnosis in a few words."""
-    return _TITLES.get(diagnosis) or diagnosis.replace("_", " ").capitalize().replace("Cuda", "CUDA")
+    return SHORT[diagnosis]
 
 
 def changes(finding: Finding, judged: Judgement) -> list[tuple[Change, Finding | None]]:

@@ -21,6 +21,29 @@ Series: TypeAlias = "tuple[tuple[float, float | None], ...]"  # times with a fig
 URGENCY: Mapping[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 TONES = {"critical": "bad", "warning": "warn", "info": "info", "none": "calm"}
 FIRST_DATED_SECOND = 30 * 86400.0  # below it a time is of a log without dates: seconds since its first midnight
+# The states in words, for people.
+STATE_WORDS: dict[str, str] = {
+    "above_range": "the queue longer than its limit",
+    "in_range": "the queue in its range",
+    "below_range": "the queue shorter than its range",
+    "empty": "an empty queue",
+    "no_queue": "no request waiting",
+    "held_back": "requests waiting and free KV cache",
+    "running_limit": "--max-running-requests reached and requests waiting",
+    "pool_full": "a full KV cache and requests waiting",
+    "hybrid_pool_full": "a full sliding-window or mamba cache and requests waiting",
+    "prefill_bound": "full prefill batches and requests waiting",
+    "grammar_queue": "requests waiting for a grammar",
+    "pd_queue": "requests waiting for the other server of a prefill/decode pair",
+    "standing_still": "requests waiting, the next ones fit, and none started",
+    "beyond_captured": "decode batches larger than the largest captured CUDA graph",
+    "eager": "decode batches without a CUDA graph",
+    "disabled": "CUDA graphs disabled",
+    "replayed": "decode batches that replay a CUDA graph",
+    "unsupported": "no CUDA graphs by device or role",
+    "at_target": "token usage at its target",
+    "below_target": "token usage below its target",
+}
 _SIDES = {"above": "limit", "below": "at least", "": "threshold"}
 
 
@@ -101,18 +124,18 @@ class Figure:
         return f"{capitalised(self.name)}{f': {value}' if value else ''}{f' ({limit})' if limit else ''}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change to make; of a row of the table: what it is about, before a server is seen.
+    """A change to a flag. In a diagnosis it is a template, not yet filled in for a server.
 
     Values are as typed: numbers, words, True and False for switches; None is not known or not set. `arg` and `flag` are empty for advice to
     people, which stands in `words`; where no value can be computed `to` is None and `words` say what to try. `removes`: the flag is taken
     from the command line.
     """
 
-    arg: str
-    direction: str  # raise, lower, set, add, drop, try
-    words: str
+    arg: str = ""
+    direction: str = ""  # raise, lower, set, add, drop, try
+    words: str = ""
     why: str = ""
     not_if: str = ""  # it will not help
     cost: str = ""

@@ -5,7 +5,6 @@ measure every row -> leave out what another row explains -> rank -> advise -> wo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
@@ -13,6 +12,17 @@ from typing import Literal
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import advice
+from sglang_tuning_exporter.core.diagnoses import (
+    ALL,
+    BY_ID,
+    Diagnosis,
+    Group,
+    better_explained_by,
+    causes_of,
+    place,
+)
+from sglang_tuning_exporter.core.diagnoses.steps import typed_settings
+from sglang_tuning_exporter.core.diagnoses.suspects import explained_by_flag
 from sglang_tuning_exporter.core.events import CAUSE, Event
 from sglang_tuning_exporter.core.findings import (
     URGENCY,
@@ -22,18 +32,7 @@ from sglang_tuning_exporter.core.findings import (
     Finding,
     Judgement,
     Severity,
-    Unit,
     amount,
-)
-from sglang_tuning_exporter.core.rows import (
-    BY_ID,
-    KILLS,
-    OUT_OF_MEMORY,
-    RETRACTING,
-    ROWS,
-    WHY_REQUESTS_WAIT,
-    Row,
-    explained_by_flag,
 )
 from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server, Totals
 from sglang_tuning_exporter.core.view import View, explained
@@ -56,9 +55,6 @@ HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
 NEARLY_ALL_GIVEN_UP = 0.5  # of the requests that ended
 LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
 MOST_QUOTED = 2  # decisions of SGLang's, in one finding
-RECOMMENDS = "sglang_recommends"
-DEATHS = frozenset({"crashed", "server_down", "often_down", "restart_loop"})
-_ORDER = {row.id: place for place, row in enumerate(ROWS)}
 
 
 def judge(view: View) -> Judgement:
@@ -68,20 +64,20 @@ def judge(view: View) -> Judgement:
 
 
 def weigh(view: View) -> Measured:
-    """Measure every row and leave out what another one explains: all that the passing of time needs."""
+    """Measure every diagnosis and leave out those that another one explains: all that the passing of time needs."""
     view = explained_by_flag(explained(view))
-    figures = {row.id: figure for row in ROWS if (figure := measure(row, view)) is not None}
-    holds = {name for name, figure in figures.items() if figure.holds} if not view.stopped else set()
-    if view.explanation is not None and view.explanation.denies_memory and "crashed" in holds:
-        holds -= {*OUT_OF_MEMORY} - {"graph_memory_short"}
-    left = [row.id for row in ROWS if row.id in holds - view.profile.accepts and holds.isdisjoint(row.unless)]
-    measured = Measured(view, figures, tuple(left))
-    if RECOMMENDS in left and view.has_enough_load:  # what SGLang recommends matters under a load that something limits
-        others = [BY_ID[each] for each in left if each != RECOMMENDS]
-        about = (row.remedy.arg and view.facts.recommended(row.remedy.arg) for row in others)
-        if not any(row.is_limit(view) for row in others) and not any(about):
-            return replace(measured, holding=tuple(row.id for row in others))
-    return measured
+    figures = {row.id: figure for row in ALL if (figure := measure(row, view)) is not None}
+    holds = {row for row in ALL if row.id in figures and figures[row.id].holds} if not view.stopped else set()
+    denies = view.explanation is not None and view.explanation.denies_memory
+    if denies and any(row.death == "crash" for row in holds):
+        holds = {row for row in holds if not row.deniable}
+    left = [
+        row
+        for row in ALL
+        if row in holds and row.id not in view.profile.accepts and holds.isdisjoint(better_explained_by(row))
+    ]
+    mattering = (row for row in left if row.matters(view, tuple(other for other in left if other is not row)))
+    return Measured(view, figures, tuple(row.id for row in mattering))
 
 
 def judgement_of(measured: Measured, found: tuple[Finding, ...]) -> Judgement:
@@ -90,12 +86,12 @@ def judgement_of(measured: Measured, found: tuple[Finding, ...]) -> Judgement:
     return Judgement(*_verdict(measured, found), found, measured.checks, muted(profile, figures))
 
 
-def measure(row: Row, view: View) -> Figure | None:
-    """Return the figure that decides a row; None where the log does not show it, or too little was seen."""
-    when, is_enough = row.when, row.any_load or view.has_enough_load
-    if row.id == "cuda_graph_off" and view.facts.without_graph == "disabled" and view.facts.knows_arguments:
-        is_enough = view.served > 0 and view.totals["lines"] >= view.profile.enough_observations  # a flag says it
-    if (row.profiles and view.profile.name not in row.profiles) or not is_enough:
+def measure(row: Diagnosis, view: View) -> Figure | None:
+    """Return the figure that decides a diagnosis; None where the log does not show it, or too little was seen."""
+    when = row.when
+    if row.profiles and view.profile.name not in row.profiles:
+        return None
+    if not (row.any_load or (view.has_enough_load if row.enough is None else row.enough(view))):
         return None
     value, limit = when.measure(view), when.bound(view)
     return None if value is None or limit is None else Figure(when.name, value, when.unit, limit, when.side)
@@ -103,7 +99,7 @@ def measure(row: Row, view: View) -> Figure | None:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Every row that holds over a view, causes first, without those that another one explains."""
+    """Every diagnosis that holds over a view, causes first, without those that another one explains."""
 
     view: View
     figures: Mapping[str, Figure]  # of all rows that were measured
@@ -112,8 +108,8 @@ class Measured:
     @property
     def verdict(self) -> str:
         """The diagnosis that limits the server, or the word for why there is none."""
-        limits = [name for name in self.holding if BY_ID[name].is_limit(self.view)]
-        return min(limits, key=self.place) if limits else self.without_limit
+        limits = [row for row in self.diagnoses if row.is_limit(self.view)]
+        return min(limits, key=self.place).id if limits else self.without_limit
 
     @property
     def without_limit(self) -> str:
@@ -131,29 +127,36 @@ class Measured:
 
     @property
     def checks(self) -> Mapping[str, Figure | None]:
-        """Every row of the profile with its figure; None where it was not measured."""
+        """Every diagnosis of the profile with its figure; None where it was not measured."""
         name = self.view.profile.name
-        return {row.id: self.figures.get(row.id) for row in ROWS if not row.profiles or name in row.profiles}
+        return {row.id: self.figures.get(row.id) for row in ALL if not row.profiles or name in row.profiles}
 
-    def causes(self, row: Row) -> tuple[str, ...]:
-        """Return the rows that this one can follow from, here: no failure ends a server that is only feared, or that it survived."""
-        if row.id not in DEATHS:
-            return row.causes
-        return tuple(each for each in row.causes if not self._is_harmless(each, row.id))
+    @property
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """The diagnoses that hold, causes first."""
+        return tuple(BY_ID[name] for name in self.holding)
 
-    def _is_harmless(self, failure: str, death: str) -> bool:
-        last, counts = self.view.last, BY_ID[failure].when.counts
-        if failure == "graph_memory_short":
-            return not self.view.totals[counts[0]]
+    def causes(self, row: Diagnosis) -> tuple[Diagnosis, ...]:
+        """Return what a diagnosis can follow from, here: a failure that was only predicted, or that the server survived, ends no server."""
+        if not row.death:
+            return causes_of(row)
+        return tuple(cause for cause in causes_of(row) if not self._is_harmless(cause, row))
+
+    def _is_harmless(self, failure: Diagnosis, death: Diagnosis) -> bool:
+        if failure.feared(self.view):
+            return True
+        last, counts = self.view.last, failure.when.counts
         failed = max((last[name] for name in counts if name in last), default=inf)
-        worked = last.get({"crashed": "work before the end", "server_down": "work"}.get(death, ""), -inf)
-        return failure in KILLS and worked - failed >= SURVIVED_SECONDS
+        worked = last.get(death.worked, -inf)
+        return Group.FAILURE in failure.groups and worked - failed >= SURVIVED_SECONDS
 
-    def place(self, row: str) -> tuple[bool, int, int]:
-        """Return what rows are ranked by: a server that is down has its end first, beside what is not known to have ended it."""
-        death = "server_down" if "server_down" in self.holding else "crashed" if self.view.has_ended else ""
-        unproven = death in self.holding and row in KILLS and row not in self.causes(BY_ID[death])
-        return unproven, -URGENCY[BY_ID[row].severity], _ORDER[row]
+    def place(self, row: Diagnosis) -> tuple[bool, int, int]:
+        """Return the rank of a diagnosis: if the server is down, its end goes first, and failures not proven to have caused it go last."""
+        down = next((other for other in self.diagnoses if other.death == "down"), None)
+        crash = next((other for other in self.diagnoses if other.death == "crash"), None)
+        death = down or (crash if self.view.has_ended else None)
+        unproven = death is not None and Group.FAILURE in row.groups and row not in self.causes(death)
+        return unproven, -URGENCY[row.severity], place(row)
 
 
 def _is_served(view: View) -> bool:
@@ -231,92 +234,94 @@ def _retracted(view: View) -> str:
 # Findings and their changes
 
 
-def _is_said_alone(row: Row, measured: Measured) -> bool:
-    """Whether a row is said without a change: one that needs none, or a hint that needs no load and is the verdict."""
+def _stands_alone(row: Diagnosis, measured: Measured) -> bool:
+    """True if the finding is reported even when no change can be advised."""
     return not row.needs_advice or (row.chance and row.any_load and row.is_limit(measured.view))
 
 
 def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
     """Advise and word what holds: causes first, chances last, no flag set two ways. `also` held at other times, and protects as well."""
-    advised = _Advised(measured, frozenset(measured.holding) | also)
-    for name in sorted(measured.holding, key=lambda each: (BY_ID[each].chance, _ORDER[each])):
-        advised.take(BY_ID[name])
-    said = {name for name, changes in advised.changes.items() if changes or _is_said_alone(BY_ID[name], measured)}
-    order = sorted(
-        said, key=lambda each: (BY_ID[each].chance, not BY_ID[each].is_limit(measured.view), measured.place(each))
-    )
-    because = {name: tuple(each for each in measured.causes(BY_ID[name]) if each in said) for name in order}
-    return tuple(_worded(BY_ID[name], measured, advised.changes[name], because[name]) for name in order)
+    advised = _Advised(measured, frozenset(map(BY_ID.__getitem__, {*measured.holding, *also})))
+    for row in sorted(measured.diagnoses, key=lambda row: (row.chance, place(row))):
+        advised.add(row)
+    reported = {row for row, changes in advised.changes.items() if changes or _stands_alone(row, measured)}
+    order = sorted(reported, key=lambda row: (row.chance, not row.is_limit(measured.view), measured.place(row)))
+    because = {row: tuple(cause.id for cause in measured.causes(row) if cause in reported) for row in order}
+    return tuple(_worded(row, measured, advised.changes[row], because[row]) for row in order)
 
 
 class _Advised:
-    """The changes of rows, each in sight of those before it."""
+    """The changes of all findings; earlier findings win over later ones."""
 
-    def __init__(self, measured: Measured, holding: frozenset[str]) -> None:
-        self.measured, self.view, self.holding = measured, measured.view, holding
-        self.changes: dict[str, tuple[Change, ...]] = {}
+    def __init__(self, measured: Measured, beside: frozenset[Diagnosis]) -> None:
+        self.measured, self.view, self.beside = measured, measured.view, beside
+        self.changes: dict[Diagnosis, tuple[Change, ...]] = {}
         self.values: dict[str, object] = {}  # by argument
 
-    def take(self, row: Row) -> None:
-        """Add the changes of a row: of its causes where it borrows, else its own, without what others set or protect."""
-        self.changes[row.id] = (*self._borrowed(row), *self._own(row)) if row.id == "server_down" else self._of(row)
+    def add(self, row: Diagnosis) -> None:
+        """Add the changes of a diagnosis: of its causes where it borrows, else its own, without what others set or protect."""
+        if row.borrows == "as well":
+            self.changes[row] = (*self._borrowed(row, self.measured.causes(row)), *self._own(row))
+        else:
+            self.changes[row] = self._instead(row) if row.borrows else self._own(row)
 
-    def _of(self, row: Row) -> tuple[Change, ...]:
-        if not row.borrows:
-            return self._own(row)
-        if taken := self._borrowed(row):
-            return taken
+    def _instead(self, row: Diagnosis) -> tuple[Change, ...]:
+        if borrowed := self._borrowed(row, causes_of(row), flags_only=False):
+            return borrowed
         reason = self._reason_of_waits()
-        own = self._own(reason) if reason is not None and reason.id not in self.holding else ()
+        own = self._own(reason) if reason is not None and reason not in self.beside else ()
         return tuple(change for change in own if change.flag) or self._own(row)
 
-    def _borrowed(self, row: Row) -> tuple[Change, ...]:
-        """Return the changes of the first cause that has a flag; where it borrows, else of the first that has any."""
-        causes = row.causes if row.borrows else self.measured.causes(row)
-        given = [(each, self.changes[each]) for each in causes if self.changes.get(each) and not BY_ID[each].chance]
-        named = ((each, tuple(change for change in changes if change.flag)) for each, changes in given)
-        flagged = [(each, changes) for each, changes in named if changes]
-        cause, taken = next(iter(flagged or (given if row.borrows else [])), ("", ()))
-        if cause == "running_far_below_limit":  # where memory is short, fewer requests help as well
-            return (*taken, *self._own(row))
-        return taken
+    def _borrowed(
+        self, row: Diagnosis, causes: tuple[Diagnosis, ...], *, flags_only: bool = True
+    ) -> tuple[Change, ...]:
+        """Return the changes of the first cause that has a flag; else, unless `flags_only`, of the first that has any."""
+        lenders = [cause for cause in causes if self.changes.get(cause) and not cause.chance]
+        flagged = {cause: tuple(change for change in self.changes[cause] if change.flag) for cause in lenders}
+        cause = next((cause for cause in lenders if flagged[cause]), None)
+        if cause is None:
+            return () if flags_only or not lenders else self._lent(lenders[0], self.changes[lenders[0]], row)
+        return self._lent(cause, flagged[cause], row)
 
-    def _reason_of_waits(self) -> Row | None:
-        """Return the row of the reason for most of the time in which requests waited, though they waited too seldom for a finding of its own."""
+    def _lent(self, cause: Diagnosis, changes: tuple[Change, ...], row: Diagnosis) -> tuple[Change, ...]:
+        return (*changes, *self._own(row)) if cause.lends_beside else changes
+
+    def _reason_of_waits(self) -> Diagnosis | None:
+        """Return the reason for most of the time in which requests waited, though they waited too seldom for a finding of its own."""
         seconds = {reason: self.view.totals[f"admission/{reason}"] for reason in WAITS}
         most, waited = max(seconds, key=seconds.__getitem__), sum(seconds.values())
         if waited < LEAST_WAITED or seconds[most] <= self.view.profile.frequent_share * waited:
             return None
-        return next((row for row in ROWS if row.when.counts == (f"admission/{most}",)), BY_ID.get(most))
+        return next((row for row in ALL if row.wait == most), None)
 
-    def _own(self, row: Row) -> tuple[Change, ...]:
-        offered = advice.advise(row, self.view, self.holding)
+    def _own(self, row: Diagnosis) -> tuple[Change, ...]:
+        offered = advice.advise(row, self.view, self.beside)
         kept: dict[str, Change] = {}
         for change in offered:
             if self._is_right(row, change):
                 kept.setdefault(change.arg or f"words {len(kept)}", change)
         if offered and not kept and not row.needs_advice:
-            kept[""] = Change("", "", "change nothing for it yet: what another finding asks for comes first")
+            kept[""] = Change(words="change nothing for it yet: what another finding asks for comes first")
         if not row.chance:
             self.values.update(
                 {arg: each.to for arg, each in kept.items() if each.arg and (each.to is not None or each.removes)}
             )
         return tuple(kept.values())
 
-    def _is_right(self, row: Row, change: Change) -> bool:
+    def _is_right(self, row: Diagnosis, change: Change) -> bool:
         """Whether a change is not set otherwise by a row before, is protected by no finding, and is accepted beside the others."""
         arg, view = change.arg, self.view
         if not arg:
             return True
-        is_said_again = row.borrows or arg == row.remedy.arg  # by a finding whose own flag it is
+        is_said_again = row.borrows == "instead" or arg == row.remedy.arg  # by a finding whose own flag it is
         if arg in self.values and not (is_said_again and self.values[arg] == change.to):
             return False
         takes = _TAKES.get((arg, change.direction), frozenset())
-        if any(BY_ID[name].protects in takes for name in self.holding if name != row.id):
+        if any(other.protects in takes for other in self.beside if other is not row):
             return False
         if view.facts.release is None or (change.to is None and not change.removes):
             return True
-        return have_effect(view.facts.release, {**self.values, arg: change.to}, advice.typed_settings(view))
+        return have_effect(view.facts.release, {**self.values, arg: change.to}, typed_settings(view))
 
 
 # What a change takes: after an out-of-memory failure nothing takes memory, while requests are retracted none are added.
@@ -340,12 +345,10 @@ def _confidence_of(view: View) -> Confidence:
     return "high" if view.served >= HIGH else "medium" if view.served >= MEDIUM else "low"
 
 
-def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
+def _worded(row: Diagnosis, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
     view, figure = measured.view, measured.figures[row.id]
-    figures, said = advice.figures_of(view), _explanation_of(row.id, measured)
-    confidence = "high" if row.any_load and not row.chance else _confidence_of(view)
-    if row.id == "admission_too_conservative" and view.facts.may_reserve_in_full:
-        confidence = "low"
+    figures, line = advice.figures_of(view), _explanation_of(row, measured)
+    usual: Confidence = "high" if row.any_load and not row.chance else _confidence_of(view)
     guide = advice.fill(row.guide, figures)
     opposite = {"raise", "lower"} - {row.remedy.direction}
     if any(change.arg == row.remedy.arg and {change.direction} == opposite for change in changes):
@@ -353,57 +356,52 @@ def _worded(row: Row, measured: Measured, changes: tuple[Change, ...], because: 
     elif not guide.startswith(("not in", "the guide has")):
         guide = f"SGLang's tuning guide, {guide}"
     return Finding(
-        row.id, row.alert, row.severity, row.is_limit(view), _headline(row, view, said), _sentence(row, view, figure, said), guide,
-        confidence, (replace(figure, name=advice.fill(figure.name, figures)), *_supporting(row, view)), changes, because,
-        notes=tuple(_notes(row, view)), explained_by=said,
-    )  # fmt: skip
+        row.id,
+        row.alert,
+        row.severity,
+        row.is_limit(view),
+        _in_its_words(row, row.headline(view) or advice.fill(row.summary, figures), line),
+        _sentence(row, view, figure, line),
+        guide,
+        row.confidence(view) or usual,
+        (replace(figure, name=advice.fill(figure.name, figures)), *row.supporting(view)),
+        changes,
+        because,
+        notes=tuple(_notes(row, view)),
+        explained_by=line,
+    )
 
 
-def _explanation_of(row: str, measured: Measured) -> Event | None:
+def _explanation_of(row: Diagnosis, measured: Measured) -> Event | None:
     """Return the line of the log that explains a finding about an end; None where none does, or a failure beside it has it."""
-    view, said = measured.view, measured.view.explanation
-    if said is None or row not in {*DEATHS, *KILLS}:
+    view, line = measured.view, measured.view.explanation
+    if line is None or row.feared(view):  # then the line is about another failure
         return None
-    if row == "graph_memory_short" and not view.totals["out_of_memory.graph_capture"]:
-        return None  # what is left is short, and the line is about another failure
-    if row in KILLS:
-        return said if said.word == ("hang" if row == "scheduler_stuck" else "memory") else None
-    failures = {*KILLS} & {*measured.holding} & {*measured.causes(BY_ID[row])}
-    if any(_explanation_of(each, measured) is not None for each in failures):
+    if Group.FAILURE in row.groups:
+        return line if line.word == row.ends_as else None
+    if not row.death:
         return None
-    if row == "server_down":
+    failures = {cause for cause in measured.causes(row) if Group.FAILURE in cause.groups} & {*measured.diagnoses}
+    if any(_explanation_of(failure, measured) is not None for failure in failures):
+        return None
+    if row.death == "down":
         return view.explains_now
-    return said if view.has_ended or view.totals["ends"] else None
+    return line if view.has_ended or view.totals["ends"] else None
 
 
-def _headline(row: Row, view: View, said: Event | None) -> str:
-    """Return the summary of a row; a server that ended while it started did not start."""
-    served = view.facts.ready or view.scraped or view.down or "work" in view.last or view.totals["retractions"]
-    line = view.explanation
-    of_start = line is not None and (line.is_of_a_start or _IN_START.search(line.place))
-    if row.id == "crashed" and not served and (view.starting or view.facts.memory or of_start):
-        return _in_its_words(row, "SGLang did not start.", said)
-    return _in_its_words(row, advice.fill(row.summary, advice.figures_of(view)), said)
-
-
-_IN_START = re.compile(r" in (?:__init__|initialize|_?init_\w+|load_\w+|_?launch_\w+|_wait_for_\w+|main)$")  # a frame
-
-
-def _in_its_words(row: Row, headline: str, said: Event | None) -> str:
+def _in_its_words(row: Diagnosis, headline: str, line: Event | None) -> str:
     """Add to the headline of an end the words of the line that explains it, if that is more than that it ended."""
-    if said is None or row.id not in {"crashed", "server_down"} or said.ending.weight < CAUSE:
+    if line is None or row.death not in {"crash", "down"} or line.ending.weight < CAUSE:
         return headline
-    words = said.short
+    words = line.short
     words = words if words.endswith(("?", "!", "…")) else words.rstrip(".") + "."
     return f"{headline.rstrip('.')}: {words}"
 
 
-def _sentence(row: Row, view: View, figure: Figure, said: Event | None) -> str:
+def _sentence(row: Diagnosis, view: View, figure: Figure, line: Event | None) -> str:
     """Say what was seen, with its figure or with more than that."""
-    if row.id == "scheduler_stuck" and view.stuck is not None:
-        return view.stuck.sentence
-    if row.id == "crashed" and said is not None and said.word != "unknown":
-        return f"{said.ending.what}{f' ({said.where})' if said.where else ''}"
+    if own := row.sentence(view, line):
+        return own
     value = (
         view.troubles.get(row.id)
         or row.says(view)
@@ -413,51 +411,22 @@ def _sentence(row: Row, view: View, figure: Figure, said: Event | None) -> str:
     return words.replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
 
 
-def _supporting(row: Row, view: View) -> list[Figure]:
-    """Return the figures beside the one that decided, also those that speak against it."""
-    target, facts, totals = view.profile.token_usage_target, view.facts, view.totals
-    shown: list[tuple[str, float | None, Unit, float | None]] = []
-    usage: tuple[str, float | None, Unit, float | None] = ("mean token usage", view.mean("usage"), "ratio", target)
-    if row.id in RETRACTING:
-        known = totals["usage_before:n"]
-        name = f"token usage just before retractions, mean of {known:.0f} of {totals['retractions']:.0f}"
-        shown = [(name, totals["usage_before"] / known, "ratio", target) if known else usage]
-    elif row.id in {*WHY_REQUESTS_WAIT, "queue_too_long", "unexplained", "requests_rejected"}:
-        wait = view.profile.queue_wait_seconds
-        shown = [
-            ("requests waiting, mean", view.sum("queued"), "count", None),
-            ("mean wait in the queue", view.wait, "seconds", wait),
-            usage,
-        ]
-    if row.id == "running_at_limit":
-        limit = facts.least_limit or totals["limit_seen"] or None
-        shown.append(("running requests, mean", view.mean("running"), "count", limit))
-    return [Figure(name, value, unit, limit) for name, value, unit, limit in shown if value is not None]
-
-
-def _notes(row: Row, view: View) -> list[str]:
+def _notes(row: Diagnosis, view: View) -> list[str]:
     decided = view.facts.recommended(row.remedy.arg, "decision")[:MOST_QUOTED] if row.remedy.arg else []
-    words = [f"SGLang decided at its start: “{each.words.rstrip('.')}”" for each in decided]
+    words = [f"SGLang decided at its start: “{decision.words.rstrip('.')}”" for decision in decided]
     return [*filter(None, [row.remark(view)]), *words]
 
 
 # Times
 
 
-def seen(row: Row, server: Server, begin: float, end: float) -> tuple[float, float] | None:
-    """Return when what a row is about was first and last seen in a stretch; None where it was not."""
-    buckets = [each for each in server.buckets if begin - BUCKET_SECONDS <= each[0] <= end]
-    if row.id == "scheduler_stuck":
-        signs = [at for at, totals in buckets if totals["watchdogs"] or totals["health_failures"]]
-        spans = [(max(at, begin), min(at + BUCKET_SECONDS, end)) for at in signs]
-        spans += [(each.begin, until) for each in server.hangs if (until := each.until) >= begin]
-        if spans:  # a hang that lines name lasts until it works again
-            worked = not signs or any(totals["lines"] for at, totals in buckets if at > signs[-1])
-            return min(spans)[0], max(until for _, until in spans) if worked else end
-    for names in (
-        row.when.counts,
-        ("lines",),
-    ):  # of figures of the whole, and what was explained otherwise: while it served
+def seen(row: Diagnosis, server: Server, begin: float, end: float) -> tuple[float, float] | None:
+    """Return when a diagnosis was first and last seen in a stretch; None where it was not."""
+    if (span := row.span(server, begin, end)) is not None:
+        return span
+    buckets = [bucket for bucket in server.buckets if begin - BUCKET_SECONDS <= bucket[0] <= end]
+    # Figures of the whole, and what was explained otherwise: while it served.
+    for names in (row.when.counts, ("lines",)):
         times = [at for at, totals in buckets if any(totals[name] > 0 for name in names)]
         if times:
             return max(times[0], begin), min(times[-1] + BUCKET_SECONDS, end)

@@ -18,8 +18,8 @@ from markupsafe import Markup, escape
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import answer as words
+from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.findings import URGENCY, Judgement, Start, ended
-from sglang_tuning_exporter.core.rows import BY_ID
 from sglang_tuning_exporter.sglang.clean import clean_for_page
 
 # Figures over time as inline SVG: a line with its range, the healthy band, a limit, marks, and stretches of time.

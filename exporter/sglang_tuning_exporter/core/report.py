@@ -18,6 +18,7 @@ from typing import Any
 from sglang_tuning_exporter.config import FAIL_ON, profiles
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import answer
+from sglang_tuning_exporter.core.diagnoses import BY_ID, adapted
 from sglang_tuning_exporter.core.findings import (
     FIRST_DATED_SECOND,
     URGENCY,
@@ -28,7 +29,6 @@ from sglang_tuning_exporter.core.findings import (
     Value,
 )
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.rows import BY_ID, adapted
 from sglang_tuning_exporter.core.watch import Course
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
 

@@ -1,23 +1,29 @@
 """The runbooks: for each alert a page, as Markdown; and the alerts in the order of their urgency.
 
-The prose is in `core/prose/<diagnosis>.md`, a template over the thresholds in force. The table adds when the alert fires, which flag to change,
+The prose is in `core/diagnoses/prose/<diagnosis>.md`, a template over the thresholds in force. The table adds when the alert fires, which flag to change,
 and the causes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from functools import cache
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.advice import figures_of, fill
-from sglang_tuning_exporter.core.alerts import NOTIFIED_AS_WELL
+from sglang_tuning_exporter.core.diagnoses import (
+    ALL,
+    EXPORTER,
+    Diagnosis,
+    better_explained_by,
+    causes_of,
+    held_back_by,
+)
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY
-from sglang_tuning_exporter.core.rows import BY_ID, KILLS, PROMETHEUS, ROWS, Row
 from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import View
 
@@ -26,32 +32,37 @@ FOLDER = "alerts/runbooks"
 # SGLang's tuning guide, which the rows summarise.
 GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning"
 
-ALERTS: tuple[Row, ...] = (*(row for row in ROWS if row.alert), *PROMETHEUS)
-BY_ALERT: dict[str, Row] = {row.alert: row for row in ALERTS}
+ALERTS: tuple[Diagnosis, ...] = (*(row for row in ALL if row.alert), *EXPORTER)
+BY_ALERT: dict[str, Diagnosis] = {row.alert: row for row in ALERTS}
 # Causes stay before their consequences.
-MOST_SEVERE_FIRST: tuple[Row, ...] = tuple(sorted(ALERTS, key=lambda row: -URGENCY[row.severity]))
-_NAMES = {row.id: row.alert for row in ALERTS}
+MOST_SEVERE_FIRST: tuple[Diagnosis, ...] = tuple(sorted(ALERTS, key=lambda row: -URGENCY[row.severity]))
 
 
-def _named(*rows: str) -> tuple[str, ...]:
-    return tuple(_NAMES[row] for row in rows)
+def _inhibitions() -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Give the labels in which two alerts agree, the alerts that hold back, and those that are held back."""
+    for row in ALERTS:
+        if row.silences == "target":
+            yield row.silences, (row.alert,), tuple(name for name in BY_ALERT if name != row.alert)
+    held: dict[tuple[Diagnosis, ...], list[Diagnosis]] = {}
+    for row in ALERTS:
+        for cause in held_back_by(row):
+            held.setdefault((cause,), []).append(row)
+    # Causes that hold back the same alerts stand in one rule.
+    causes: dict[tuple[str, ...], list[str]] = {}
+    for (cause,), rows in held.items():
+        causes.setdefault(tuple(row.alert for row in rows), []).append(cause.alert)
+    for names, holding in causes.items():
+        yield "server", tuple(holding), names
+    for row in ALERTS:
+        if row.silences == "pool and diagnosis":
+            yield row.silences, (row.alert,), tuple(each.alert for each in ALL if each.alert)
 
 
-# While one of the first alerts fires, Alertmanager does not notify of the others of the same target, server, or pool and diagnosis. Everything
-# else the exporter leaves out itself, before it begins. An exporter's own death has no label of one of its servers.
-INHIBITIONS: Mapping[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
-    "target": ((_named("exporter_down"), tuple(name for name in BY_ALERT if name != _NAMES["exporter_down"])),),
-    "server": (
-        (
-            _named("server_down", "restart_loop", *KILLS),
-            _named("often_down", *(row for row in _NAMES if "_burning_" in row)),
-        ),
-        *((_named(row), _named(row.replace("_fast", "_slow"))) for row in _NAMES if row.endswith("_burning_fast")),
-    ),
-    "pool and diagnosis": ((_named("many_servers"), tuple(row.alert for row in ROWS if row.alert)),),
-}
+# While one of the first alerts fires, Alertmanager does not notify of the others that agree in these labels. Everything else the exporter
+# leaves out itself, before it begins. An exporter's own death has no label of one of its servers.
+INHIBITIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = tuple(_inhibitions())
 
-_COMPUTED = "<!-- Made by `sglang-tuning-exporter generate` from the table of diagnoses and core/prose/{id}.md. -->\n\n"
+_COMPUTED = "<!-- Made by `sglang-tuning-exporter generate` from the table of diagnoses and core/diagnoses/prose/{id}.md. -->\n\n"
 _URGENCY = {
     "critical": "critical: requests fail or will fail soon; act now",
     "warning": "warning: clients wait longer than necessary, or will soon; act today",
@@ -70,7 +81,7 @@ _ONE = re.compile(r"(more than 1 \w+)s/min")
 # Code stays unchanged: readers paste it.
 _CODE_OR_NAME = re.compile(r"```.*?```|`[^`\n]+`|\b(SGLang[A-Z]\w+)\b", re.DOTALL)
 _ENVIRONMENT = Environment(
-    loader=ChoiceLoader([PackageLoader(__package__), PackageLoader(__package__, "prose")]),
+    loader=ChoiceLoader([PackageLoader(__package__), PackageLoader("sglang_tuning_exporter.core.diagnoses", "prose")]),
     autoescape=False,  # noqa: S701 # nosec B701 # Markdown, made from the table and the package's own pages
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -102,7 +113,7 @@ def prose(diagnosis: str, profile: profiles.Profile | None = None) -> str:
     return _ENVIRONMENT.get_template(f"{diagnosis}.md").render(**figures(_profile_of(row, profile)), **_GREPS)
 
 
-def _profile_of(row: Row, profile: profiles.Profile | None) -> profiles.Profile:
+def _profile_of(row: Diagnosis, profile: profiles.Profile | None) -> profiles.Profile:
     """Return the profile to write a row's page for: that of the server, where the row is used with it."""
     if profile is not None and (not row.profiles or profile.name in row.profiles):
         return profile
@@ -124,12 +135,10 @@ def page(alert: str, profile: profiles.Profile | None = None) -> str:
         when=when(row, in_force),
         after=_in_words(row.after),
         until=_in_words(row.until),
-        causes=[_NAMES[cause] for cause in row.causes if cause in _NAMES and row.id not in NOTIFIED_AS_WELL],
-        unless=[BY_ID[other].alert or BY_ID[other].summary for other in row.unless],
-        inhibited_by=[
-            name for pairs in INHIBITIONS.values() for causes, held in pairs if alert in held for name in causes
-        ],
-        by_prometheus=row in PROMETHEUS,
+        causes=[cause.alert for cause in causes_of(row) if cause.alert and not row.notified_beside_causes],
+        unless=[other.alert or other.summary for other in better_explained_by(row)],
+        inhibited_by=[name for _, causes, held in INHIBITIONS if alert in held for name in causes],
+        by_prometheus=row in EXPORTER,
         prose=prose(row.id, profile).strip(),
     )
     return linked(text, alert)
@@ -162,7 +171,7 @@ def linked(text: str, alert: str) -> str:
     return _CODE_OR_NAME.sub(link, text)
 
 
-def advice(row: Row, profile: profiles.Profile) -> str:
+def advice(row: Diagnosis, profile: profiles.Profile) -> str:
     """Return what to change where no value is computed: `raise --schedule-conservativeness: 1.3`."""
     flag, words = row.remedy.flag, fill(row.remedy.words, figures(profile))
     if not flag or words.startswith("add --"):
@@ -170,17 +179,17 @@ def advice(row: Row, profile: profiles.Profile) -> str:
     return words.replace("add it", f"add {flag}") if "add it" in words else f"{row.remedy.direction} {flag}: {words}"
 
 
-def summary(row: Row) -> str:
+def summary(row: Diagnosis) -> str:
     """Return what has happened, without a figure."""
     return fill(row.summary, figures(profiles.DEFAULT))
 
 
-def past(row: Row) -> str:
+def past(row: Diagnosis) -> str:
     """Return what had happened, without a time or a figure: of an alert that is over."""
     return fill(row.over(), figures(profiles.DEFAULT))
 
 
-def when(row: Row, profile: profiles.Profile) -> str:
+def when(row: Diagnosis, profile: profiles.Profile) -> str:
     """Return in words when the condition of a row holds."""
     if row.sign:
         return row.sign
@@ -190,7 +199,7 @@ def when(row: Row, profile: profiles.Profile) -> str:
     return _ONE.sub(r"\1/min", fill(row.seen, words)) + over
 
 
-def bound(row: Row, profile: profiles.Profile) -> str:
+def bound(row: Diagnosis, profile: profiles.Profile) -> str:
     """Return the limit of a row's condition in words, such as `more than 50 %`."""
     if row.when.kind == "event":
         return "at least one"

@@ -15,11 +15,11 @@ from math import inf
 from typing import TypeAlias
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import answer, judge
+from sglang_tuning_exporter.core import answer, diagnoses, judge
 from sglang_tuning_exporter.core.alerts import Clocks, Words
+from sglang_tuning_exporter.core.diagnoses import BY_ID, Diagnosis
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, aged, is_count, lists, to_json
 from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judgement, Start, Stretch
-from sglang_tuning_exporter.core.rows import BY_ID, ROWS, Row
 from sglang_tuning_exporter.core.server import (
     BUCKET_SECONDS,
     LATENCIES_JUDGED,
@@ -28,7 +28,7 @@ from sglang_tuning_exporter.core.server import (
     Totals,
     merged,
 )
-from sglang_tuning_exporter.core.view import BURN_RATES, View, explained, view_of
+from sglang_tuning_exporter.core.view import BURN_RATES, View, view_of
 from sglang_tuning_exporter.sglang.flags import VARYING_ARGS, are_same_settings
 from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
@@ -627,9 +627,9 @@ class Watch:
     def _first_seen(self, name: str, view: View, now: float) -> float:
         """Return when what a row is about was first seen in the last ten minutes; now where only metrics or sources show it."""
         row = BY_ID[name]
-        if view.stuck is not None and name == "scheduler_stuck":
-            return view.stuck.begin
-        if row.when.needs in {"metrics", "a sidecar"}:
+        if (since := row.since(view)) is not None:
+            return since
+        if not row.when.in_log:
             return (self._failed_since if view.down else None) or now
         begin = max(self.server.last.get("starts", -inf), now - self.server.profile.window_seconds)
         times = judge.seen(row, self.server, begin, now)
@@ -645,8 +645,8 @@ class Watch:
 
     def _timed(self, finding: Finding, view: View, now: float) -> Finding:
         """Add since when a finding holds, and say one that is over in the past tense."""
-        server, name, since = self.server, finding.diagnosis, self.since.get(finding.diagnosis)
-        goes_on = name == "server_down" or (name == "scheduler_stuck" and view.stuck) or (name == "crashed" and server.ended)  # fmt: skip
+        server, since = self.server, self.since.get(finding.diagnosis)
+        goes_on = BY_ID[finding.diagnosis].goes_on(view)
         begin = max(server.last.get("starts", -inf), now - server.profile.window_seconds)
         found = None if goes_on else judge.timed(finding, server, begin, now, now=now, counts=view.totals)
         return replace(finding, since=since) if found is None or not found.over else replace(found, since=since)
@@ -767,7 +767,7 @@ class Held:
     """How long a row held in a run, and the view in which it was clearest."""
 
     run: Run
-    row: Row
+    row: Diagnosis
     measured: judge.Measured
     excess: float
     seconds: float = 0.0
@@ -888,11 +888,11 @@ class Course:
             for name, held in run.phases.items()
             if name not in run.held and held.seconds >= least and not BY_ID[name].chance
         }
-        if not explained(whole).totals["admission/held_back"]:  # what the whole explains is no cause of a part
-            run.phases.pop("admission_too_conservative", None)
-        if "cuda_graph_not_covering" in run.held and whole.facts.largest_captured is None:
-            for seen in (run.held, run.phases):  # later batches show what was captured, and explain the earlier ones
-                seen.pop("cuda_graph_off", None)
+        run.phases = {name: held for name, held in run.phases.items() if not held.row.denied_in_part(whole)}
+        beside = frozenset(held.row for held in run.held.values())
+        for rows in (run.held, run.phases):
+            for name in [name for name, held in rows.items() if held.row.denied(whole, beside)]:
+                del rows[name]
         return last
 
     # The whole
@@ -933,12 +933,16 @@ class Course:
         served, last = sum(run.whole.served for run in self.runs), self.runs[-1]
         chosen = [held for run in self.runs for held in run.held.values() if self._counts(held, served)]
         chosen += last.phases.values()
-        order = {row.id: place for place, row in enumerate(ROWS)}
         names = {each.row.id for each in chosen}
         also = frozenset(name for name in names if BY_ID[name].protects)
         limits = sorted(
             (held for held in chosen if held.row.is_limit(held.measured.view)),
-            key=lambda each: (-URGENCY[each.row.severity], each.run is not last, order[each.row.id], -each.seconds),
+            key=lambda each: (
+                -URGENCY[each.row.severity],
+                each.run is not last,
+                diagnoses.place(each.row),
+                -each.seconds,
+            ),
         )
         for held in limits:
             run, name, found = held.run, held.row.id, judge.findings(held.measured, also)

@@ -13,15 +13,14 @@ from textwrap import indent
 from typing import Any
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import rows, runbooks
+from sglang_tuning_exporter.core import runbooks
 from sglang_tuning_exporter.core.advice import fill
+from sglang_tuning_exporter.core.diagnoses import CHANCES, EXPORTER, FAILURES, LIMITS, OBJECTIVES, Diagnosis
+from sglang_tuning_exporter.core.diagnoses.native import POOL
 from sglang_tuning_exporter.mixin import native
-from sglang_tuning_exporter.mixin._rendering import POOL, SERVER, TARGET, listed, render
+from sglang_tuning_exporter.mixin._rendering import SERVER, TARGET, listed, render
 from sglang_tuning_exporter.mixin.wishes import NONE, SEVERITIES, Wishes
 
-WINDOW = (
-    "15m"  # an exporter's last word holds for so long: longer than SGLangTuningExporterDown needs, and than a restart
-)
 MOST_RULES = 14  # of a group, which is evaluated one rule after the other
 _SECONDS_IN = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
@@ -49,15 +48,9 @@ _WORDS = {
     "queue_limit": "a longer queue than its profile allows",
     "token_usage_target": "its profile's target",
 }
-# The condition is turned so that above its limit is bad: what is missing, whose limit is none.
-_MISSING = {"memory_reserve_too_small": "{value} less left on the GPU at start-up than its profile asks for"}
-# What the log says stands in the exporter's own sentence; here is the figure.
-_COUNTED = {"kv_transfer_failing": "{value} requests/min failed between prefill and decode server"}
-_ENDED = frozenset({"crashed", "server_down"})
-_WHO = {"exporter_gone": "$labels.job", "many_servers": "$labels.job"}  # else `$labels.instance`
 
 
-def alert_annotations(row: rows.Row, wishes: Wishes) -> dict[str, str]:
+def alert_annotations(row: Diagnosis, wishes: Wishes) -> dict[str, str]:
     """Return the annotations of a row's alert by name; empty ones are left out.
 
     Two queries at most, because each is asked for each alert at each evaluation: the limit, and the exporter's advice.
@@ -66,7 +59,7 @@ def alert_annotations(row: rows.Row, wishes: Wishes) -> dict[str, str]:
         "title": _title(row),
         "summary": runbooks.summary(row),
         "past": runbooks.past(row),
-        "description": f"{{{{ {_WHO.get(row.id, '$labels.instance')} }}}}: {_seen(row)}.",
+        "description": f"{{{{ {'$labels.instance' if row.scope == 'server' else '$labels.job'} }}}}: {_seen(row)}.",
         "advice": _advice(row),
         "runbook_url": _runbook(row, wishes.runbook_url),
         "dashboard_url": _dashboard(row, wishes.grafana_url),
@@ -74,14 +67,14 @@ def alert_annotations(row: rows.Row, wishes: Wishes) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def _runbook(row: rows.Row, url: str) -> str:
+def _runbook(row: Diagnosis, url: str) -> str:
     """Return the address of an alert's runbook, empty without one."""
-    if row.id in _WHO and "$labels.instance" in url:
+    if row.scope != "server" and "$labels.instance" in url:
         return ""  # it is about no one exporter
     return url.replace("{alert}", row.alert) if "{alert}" in url or not url else f"{url.rstrip('/')}/{row.alert}"
 
 
-def _dashboard(row: rows.Row, grafana: str) -> str:
+def _dashboard(row: Diagnosis, grafana: str) -> str:
     """Return the address of the board of an alert's server, or of its job's servers; empty without Grafana."""
     if not grafana:
         return ""
@@ -91,7 +84,7 @@ def _dashboard(row: rows.Row, grafana: str) -> str:
         f"{{{{ with $labels.{name} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}"
         for name in ("cluster", "server")
     )
-    if row.id in _WHO:
+    if row.scope != "server":
         return f"{boards}/{FLEET_BOARD}?{job}{cluster}"
     return f"{boards}/{SERVER_BOARD}?{job}&var-instance={{{{ $labels.instance | urlquery }}}}{cluster}{server}"
 
@@ -101,13 +94,13 @@ def _query(asked: str, labels: str = _LABELS) -> str:
     return f"printf `{asked}` {labels} | query"
 
 
-def _series(name: str, row: rows.Row) -> str:
+def _series(name: str, row: Diagnosis) -> str:
     """Write the last word of an exporter's series about a diagnosis."""
     return f'last_over_time({name}{{{_SELECTOR}, diagnosis="{row.id}"}}[15m])'
 
 
-def _title(row: rows.Row) -> str:
-    if row.id == "many_servers":
+def _title(row: Diagnosis) -> str:
+    if row.scope == "pool":
         return f"{{{{ $value }}}} servers of {_MODEL}: {_DIAGNOSIS}"
     form, unit = _FORMS[row.when.unit]
     if row.when.unit == "share":
@@ -115,14 +108,14 @@ def _title(row: rows.Row) -> str:
     return row.title.replace("{value}", f"{{{{ $value | {form} }}}}{unit}")
 
 
-def _seen(row: rows.Row) -> str:
+def _seen(row: Diagnosis) -> str:
     """Write what was measured, beside its limit."""
-    if row.id == "many_servers":
+    if row.scope == "pool":
         known = ", ".join(f"{name}=%q" for name in (*POOL, "model_name"))
         labels = " ".join(f"$labels.{name}" for name in (*POOL, "model_name"))
         of = _query(f"count(sglang_tuning:server_info{{{known}}})", labels)
         return f"{{{{ $value }}}}{{{{ with {of} }}}} of {{{{ . | first | value }}}}{{{{ end }}}} servers of {_MODEL}: {_DIAGNOSIS}"
-    if row.id in _ENDED:  # the line of its log that explains the end
+    if row.death in {"crash", "down"}:  # the line of its log that explains the end
         said = _query(f"last_over_time(sglang_tuning_end_info{{{_SELECTOR}}}[15m])")
         return f"{row.sign}{{{{ with {said} }}}}. In its log: “{{{{ . | first | label `words` }}}}”{{{{ end }}}}"
     if row.sign:
@@ -130,15 +123,15 @@ def _seen(row: rows.Row) -> str:
     form, unit = _FORMS[row.when.unit]
     value = f"{{{{ $value | {form} }}}}{unit}"
     plural = f'{{{{ if ne ($value | {form}) "1" }}}}s{{{{ end }}}}'
-    words = fill((_MISSING | _COUNTED).get(row.id, row.seen), {**_WORDS, "value": value, "s": plural})
-    if row.when.kind == "event" or row.id in _MISSING:
-        return words  # the limit is none
+    words = fill(row.notified or row.seen, {**_WORDS, "value": value, "s": plural})
+    if row.when.kind == "event" or row.when.side == "below":
+        return words  # the limit is none: below it the condition is turned into what is missing
     limit = f"{{{{ . | first | value | {form} }}}}{unit}{'/min' if row.when.unit == 'per_minute' else ''}"
     query = _query(_series("sglang_tuning_condition_limit", row))
     return f"{words}{{{{ with {query} }}}} (limit {limit}){{{{ end }}}}"
 
 
-def _advice(row: rows.Row) -> str:
+def _advice(row: Diagnosis) -> str:
     """Write the exporter's advice of one series: flag, present value, value to try, reason, when it will not help, and what it costs.
 
     Without it the table's.
@@ -148,13 +141,13 @@ def _advice(row: rows.Row) -> str:
     words += f" {NOT_IF} {fill(remedy.not_if, _WORDS)}." + (
         f" {COSTS} {fill(remedy.cost, _WORDS)}" if remedy.cost else ""
     )
-    if row.id == "many_servers":
+    if row.scope == "pool":
         pool = ", ".join(f"{name}=%q" for name in (*POOL, "diagnosis"))
         asked = f"topk(1, count by (flag, suggested, text) (last_over_time(sglang_tuning_advice_timestamp_seconds{{{pool}}}[15m])))"
         query = _query(asked, " ".join(f"$labels.{name}" for name in (*POOL, "diagnosis")))
         told = _told(("flag", "suggested", "text"))
         return f"{{{{ with {query} }}}}{told} (advised to {{{{ . | first | value }}}} of them){{{{ else }}}}{words}{{{{ end }}}}"
-    if row in rows.PROMETHEUS:
+    if row in EXPORTER:
         return words
     query = _query(f"topk(1, {_series('sglang_tuning_advice_timestamp_seconds', row)})")
     more = f'{{{{ with $a | label "not_if" }}}} {NOT_IF} {{{{ . }}}}.{{{{ end }}}}{{{{ with $a | label "cost" }}}} {COSTS} {{{{ . }}}}{{{{ end }}}}'
@@ -182,10 +175,10 @@ def scaled(text: str, time_scale: float) -> str:
     return _DURATION.sub(shorter, text)
 
 
-def groups(wishes: Wishes = NONE) -> dict[str, list[rows.Row]]:
+def groups(wishes: Wishes = NONE) -> dict[str, list[Diagnosis]]:
     """Return the rows that have an alert by the name of their group."""
-    found: dict[str, list[rows.Row]] = {}
-    named = {"failures": rows.FAILURES, "limits": rows.LIMITS, "objectives": (*rows.OBJECTIVES, *rows.CHANCES)}
+    found: dict[str, list[Diagnosis]] = {}
+    named = {"failures": FAILURES, "limits": LIMITS, "objectives": (*OBJECTIVES, *CHANCES)}
     for name, of_group in named.items():
         notified = [row for row in of_group if row.alert and not wishes.is_off(row.alert)]
         for begin in range(0, len(notified), MOST_RULES):
@@ -200,8 +193,8 @@ _SAME = {"target": TARGET, "server": SERVER, "pool and diagnosis": (*POOL, "diag
 
 def _inhibitions() -> Iterator[tuple[str, str, str]]:
     """Give which alerts hold back which: matchers of both, and the labels that agree."""
-    exporters = {row.alert for row in rows.PROMETHEUS}
-    for of, (causes, held) in ((of, pair) for of, pairs in runbooks.INHIBITIONS.items() for pair in pairs):
+    exporters = {row.alert for row in EXPORTER}
+    for of, causes, held in runbooks.INHIBITIONS:
         matchers = [f'alertname =~ "{"|".join(held)}"']
         if {*held} == {row.alert for row in runbooks.ALERTS} - {*causes}:
             matchers = ['alertname =~ "SGLang.+"', f'alertname != "{causes[0]}"']
@@ -253,7 +246,7 @@ def files(time_scale: float = 1.0, wishes: Wishes = NONE, kind: str = "prometheu
         "scaled": partial(scaled, time_scale=time_scale),
         "seconds": lambda number: f"{number / time_scale:g}",
         "groups": groups(wishes),
-        "prometheus": {row.id: row for row in rows.PROMETHEUS},
+        "prometheus": {row.id: row for row in EXPORTER},
         "annotations": lambda row: alert_annotations(row, wishes),
         "severe": sorted(
             runbooks.MOST_SEVERE_FIRST, key=lambda row: SEVERITIES.index(wishes.severity(row.alert, row.severity))

@@ -7,7 +7,9 @@ import re
 from sglang_tuning_exporter import config
 from sglang_tuning_exporter.collect import scrape
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import rows, runbooks, server
+from sglang_tuning_exporter.core import runbooks, server
+from sglang_tuning_exporter.core.diagnoses import ALL, Diagnosis, better_explained_by
+from sglang_tuning_exporter.core.findings import STATE_WORDS
 from sglang_tuning_exporter.mixin import alerts
 from sglang_tuning_exporter.mixin._rendering import filled, render
 from sglang_tuning_exporter.mixin.boards.looks import ADVICE_IN_WORDS
@@ -109,10 +111,11 @@ def files() -> dict[str, str]:
         "docs/sources.md": _sources(),
         "docs/diagnoses.md": render(
             "diagnoses.md.j2",
-            diagnoses=rows.ROWS,
+            diagnoses=ALL,
             evidence=_evidence,
+            better=better_explained_by,
             states=server.STATES,
-            state_words=rows.STATE_WORDS,
+            state_words=STATE_WORDS,
             **words,
         ),
         "docs/reference/profiles.md": render(
@@ -134,23 +137,23 @@ def _default(option: config.Option) -> str:
     return f"`{option.default_text}`" if option.default_text else "-"
 
 
-def _link(row: rows.Row, alerts: str) -> str:
+def _link(row: Diagnosis, alerts: str) -> str:
     """Return an alert's name as a link to its runbook; `alerts` is the path to that folder."""
     return f"[{row.alert}]({alerts}/runbooks/{row.alert}.md)"
 
 
-def _when(row: rows.Row) -> str:
+def _when(row: Diagnosis) -> str:
     of = f" (profile {', '.join(row.profiles)})" if row.profiles else ""
     return filled(row.summary).removesuffix(".") + of
 
 
-def _advice(row: rows.Row) -> str:
+def _advice(row: Diagnosis) -> str:
     """Return what to change, where no figure can be computed, with its flag as code."""
     words = ADVICE_IN_WORDS[row.id]
     return words.replace(row.remedy.flag, f"`{row.remedy.flag}`", 1) if row.remedy.flag else words
 
 
-def _evidence(row: rows.Row) -> str:
+def _evidence(row: Diagnosis) -> str:
     """Return what is measured, and its limit where that is the same for every server."""
     when = row.when
     named = filled(when.name) or filled(row.summary).removesuffix(".")
@@ -169,7 +172,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:g} min" if seconds else "at once"
 
 
-def _condition_unit(row: rows.Row) -> str:
+def _condition_unit(row: Diagnosis) -> str:
     """Return the unit of a condition. Where low is bad it is what is missing: above its limit is always bad."""
     unit = {"per_minute": "per minute", "words": "-"}.get(row.when.unit, row.when.unit)
     return f"{unit} missing" if row.when.side == "below" else unit
@@ -246,8 +249,3 @@ def _columns(title: str, family: Family) -> tuple[str, ...]:
     unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "-")
     meaning = _escaped(family.documentation)
     return f"`{family.sample_name}`", family.type, labels or "-", unit, meaning, family.source or _SOURCES[title]
-
-
-assert all(other in rows.BY_ID for row in rows.ROWS for other in (*row.unless, *row.causes)), (
-    "a row speaks of one that is not there"
-)

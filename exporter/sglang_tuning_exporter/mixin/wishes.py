@@ -14,10 +14,10 @@ from typing import Any, get_args
 
 from sglang_tuning_exporter.config import files, values
 from sglang_tuning_exporter.core import findings, runbooks
-from sglang_tuning_exporter.mixin.native import NATIVE
+from sglang_tuning_exporter.core.diagnoses import ALL
 
 SEVERITIES: tuple[str, ...] = get_args(findings.Severity)
-_ALERTS = (*runbooks.BY_ALERT, *(each.alert for each in NATIVE))
+_ALERTS = (*runbooks.BY_ALERT, *(row.native.alert for row in ALL if row.native is not None))
 _LOKI = re.compile(r"[A-Za-z0-9_-]{1,40}(:\{[^{}\n]+(?:\$\{[\w.]+\}[^{}\n]*)*\})?")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")

@@ -23,7 +23,8 @@ from sglang_tuning_exporter.collect.follower import FileStatus
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config, profiles
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core import capacity, findings, report, rows
+from sglang_tuning_exporter.core import capacity, findings, report
+from sglang_tuning_exporter.core.diagnoses import adapted
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.server import Scheduler
 from sglang_tuning_exporter.core.watch import Watch
@@ -162,7 +163,7 @@ def run(
 
     Print where `board`, the address of a server's board in Grafana, shows them.
     """
-    judged = rows.adapted(profile, threshold, accept, wait)
+    judged = adapted(profile, threshold, accept, wait)
     for flag, value in (("--job", job), ("--instance", instance)):
         if not value or not value.isprintable():
             raise UsageError(f"{flag}={clean(value)}: give a name, as Prometheus would have it")

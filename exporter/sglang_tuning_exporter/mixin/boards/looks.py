@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import cycle
 from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import judge, rows, runbooks, server
+from sglang_tuning_exporter.core import judge, runbooks, server
 from sglang_tuning_exporter.core.answer import GOOD as FINE
-from sglang_tuning_exporter.core.answer import title
+from sglang_tuning_exporter.core.diagnoses import ALL, EXPORTER
 
 Json: TypeAlias = dict[str, Any]
 
@@ -151,18 +150,24 @@ _WITHOUT = {
 
 
 # Every verdict in a few words, and its level.
-HEADLINES = {row.id: title(row.id) for row in (*rows.ROWS, *rows.PROMETHEUS)} | _WITHOUT
-_LEVELS = {row.id: row.severity for row in (*rows.ROWS, *rows.PROMETHEUS)} | {
+HEADLINES = {row.id: row.short for row in (*ALL, *EXPORTER)} | _WITHOUT
+_LEVELS = {row.id: row.severity for row in (*ALL, *EXPORTER)} | {
     name: "good" if name in FINE else "none" for name in _WITHOUT
 }
 HEADLINE_CELLS = value_mappings(HEADLINES)
 
 
+_WITHOUT_SHADES = {judge.NO_LIMIT: 1, judge.STARTING: 1, judge.STOPPED: 2}
+_SHADES = {row.id: row.shade for row in (*ALL, *EXPORTER)} | {name: _WITHOUT_SHADES.get(name, 0) for name in _WITHOUT}
+
+
 def _on_a_strip() -> dict[str, Json]:
-    """Give overrides for series named by their verdict: its level's sign, and one of its level's shades."""
-    shades = {level: cycle(colours) for level, colours in SHADES.items()}
+    """Return overrides for series named by their verdict: its level's sign, and its shade of the level's colours."""
     return {
-        name: {"displayName": f"{LEVELS[_LEVELS[name]][0]} {words}", **fixed_colour(next(shades[_LEVELS[name]]))}
+        name: {
+            "displayName": f"{LEVELS[_LEVELS[name]][0]} {words}",
+            **fixed_colour(SHADES[_LEVELS[name]][_SHADES[name]]),
+        }
         for name, words in HEADLINES.items()
     }
 
@@ -171,4 +176,4 @@ VERDICT_LOOKS = _on_a_strip()
 
 
 # What to do about each diagnosis where no value can be computed: "raise --flag: words".
-ADVICE_IN_WORDS = {row.id: runbooks.advice(row, profiles.DEFAULT) for row in (*rows.ROWS, *rows.PROMETHEUS)}
+ADVICE_IN_WORDS = {row.id: runbooks.advice(row, profiles.DEFAULT) for row in (*ALL, *EXPORTER)}

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_tuning_exporter.core import answer
+from sglang_tuning_exporter.core.diagnoses import ALL
+from sglang_tuning_exporter.core.diagnoses import EXPORTER as OF_EXPORTER
 from sglang_tuning_exporter.mixin._rendering import SERVER, TARGET, listed
 from sglang_tuning_exporter.mixin.boards.looks import LEVELS, NEUTRAL, SHADES, fixed_colour, limit
 
@@ -31,6 +33,7 @@ SINCE = "sglang_tuning_verdict_since_timestamp_seconds"
 END = "sglang_tuning_end_info"
 ADVICE = "sglang_tuning_advice_timestamp_seconds"
 _FINE = "|".join(sorted(answer.GOOD))
+_SILENT = next(row.id for row in OF_EXPORTER if row.silences == "target")  # the verdict of an exporter that is gone
 
 
 # --- selectors -------------------------------------------------------------------------------------------------------
@@ -227,7 +230,7 @@ def _silent() -> str:
 def silent(sentence: str = "") -> str:
     """Return the exporters that do not answer, as a verdict; the value is for how many seconds."""
     found = f"time() - ({_silent()})"
-    said = {"level": "critical", "verdict": "exporter_down", "sentence": sentence}
+    said = {"level": "critical", "verdict": _SILENT, "sentence": sentence}
     for label in filter(said.get, said):
         found = labelled(found, label, said[label])
     return found
@@ -318,20 +321,14 @@ def last_changes() -> str:
 # --- the fleet -------------------------------------------------------------------------------------------------------
 
 # The worst first, by verdict, and by alert: down, hung, out of memory, restarts, far too slow; then what is limited now.
-ORDER = {
-    4000: is_("verdict", "server_down"),
-    3000: is_("verdict", "scheduler_stuck"),
-    2000: like("verdict", "out_of_memory_.*|graph_memory_short"),
-    1000: like("verdict", "crashed|restart_loop|often_down"),
+_RANKS = {rank: "|".join(row.id for row in ALL if row.fleet == rank) for rank in (4, 3, 2, 1)}
+_TOO_SLOW = "|".join(row.id for row in ALL if row.severity == "critical" and not row.fleet)
+ORDER = {1000 * rank: like("verdict", names) for rank, names in _RANKS.items()} | {
     30: like("level", "critical|warning"),
     2: is_("level", "info"),
 }
-ALERT_ORDER = {
-    104: is_("diagnosis", "server_down"),
-    103: is_("diagnosis", "scheduler_stuck"),
-    102: like("diagnosis", "out_of_memory_.*|graph_memory_short"),
-    101: like("diagnosis", "crashed|restart_loop|often_down"),
-    100: like("diagnosis", ".*_burning_fast"),
+ALERT_ORDER = {100 + rank: like("diagnosis", names) for rank, names in _RANKS.items()} | {
+    100: like("diagnosis", _TOO_SLOW),
     10: like("diagnosis", ".+"),
 }
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import profiles, resolve
-from sglang_tuning_exporter.core import alerts, capacity, lines, rows
+from sglang_tuning_exporter.core import alerts, capacity, lines
 from sglang_tuning_exporter.core import server as servers
+from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.serve.metrics.families import (
     Family,
@@ -513,7 +514,7 @@ def findings(sidecar: Watched, now: float) -> Iterable[Family]:
     lasting.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
     # Never absent: a rule would hold the last 1 for a while.
     accepted = dict(sidecar.watch.server.profile.accepted)
-    yield lasting.with_samples((muted, 0.0) for muted in accepted if rows.BY_ID[muted].alert)
+    yield lasting.with_samples((muted, 0.0) for muted in accepted if BY_ID[muted].alert)
     doc = "1 for each diagnosis that --accept mutes, and why: it is not in verdict, alerts and conditions."
     yield gauge("accepted_info", doc, "diagnosis", "reason").with_samples(
         (muted, shortened(reason), 1.0) for muted, reason in accepted.items()

@@ -1,0 +1,236 @@
+"""Flags that figures show to be the cause of a trouble: each with a proof. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import TypeAlias
+
+from sglang_tuning_exporter.core.diagnoses.base import Group
+from sglang_tuning_exporter.core.diagnoses.steps import SLOW_BURN_TIMES
+from sglang_tuning_exporter.core.findings import Change, Value
+from sglang_tuning_exporter.core.view import View, counted
+from sglang_tuning_exporter.sglang import flags
+
+TROUBLED_SHARE = 0.25  # of the serving time: less than for a finding
+EMPTY_PAGES, EMPTY_PAGES_ALLOWED, PAGE_SIZES = 0.25, 0.1, (64, 32, 16, 1)
+PROMPTS_HELD = 0.25  # of the KV cache, above which prompts that share nothing fill it
+SHORT_PROMPT = 64.0
+FEW_PROMPTS = 4.0  # in one prefill batch
+LARGEST_PREFILL = 16384.0  # tokens of a batch: SGLang's default
+# Attention backends that need their own page size (srt/arg_groups/overrides.py).
+PAGED_BACKENDS = (
+    "flashmla",
+    "cutlass_mla",
+    "trtllm_mla",
+    "trtllm_mha",
+    "fa4",
+    "ascend",
+    "intel_amx",
+    "dsa",
+    "nsa",
+    "aiter",
+    "dsv4",
+    "tokenspeed_mla",
+)
+# While one of these is set, no other flag helps.
+INSTEAD = frozenset({"page_size", "max_prefill_tokens", "prefill_decode_interval"})
+Effects: TypeAlias = "frozenset[Group]"  # the groups whose diagnoses a flag causes
+Proof: TypeAlias = "tuple[Effects, Value, str]"  # no effect where nothing shows one; the value to set; what is gained
+_FILLS = frozenset({Group.QUEUES, Group.FILLS})
+_PREFILLS = frozenset({Group.QUEUES, Group.PREFILLS})
+_ADMITS = frozenset({Group.QUEUES, Group.ADMITS})
+_NO_EFFECT: Effects = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A flag with a suspicious side, a switch that is on or numbers strictly between `least` and `most`, and its proof.
+
+    The proof has the view, what is wrong with the load, and the flag's value. It gives the groups whose diagnoses the flag
+    causes, none where nothing shows it, the value to set, and what is gained.
+    """
+
+    change: Change
+    proof: Callable[[View, frozenset[str], float], Proof]
+    least: float = inf
+    most: float = inf
+    forced_by: tuple[str, ...] = ()  # arguments, or `argument=value`, for which SGLang sets the flag by itself
+
+    def is_suspicious(self, value: object) -> bool:
+        """Whether a typed value is on the suspicious side."""
+        if isinstance(value, bool):
+            return value and self.least == inf
+        return isinstance(value, (int, float)) and self.least < value < self.most
+
+    def is_forced(self, view: View) -> bool:
+        """Whether SGLang sets this by itself, so that removing the flag has no effect."""
+        conditions = (each.partition("=") for each in self.forced_by)
+        return any(view.facts.word(arg) == value if value else view.facts.is_on(arg) for arg, _, value in conditions)
+
+
+def troubles(view: View) -> frozenset[str]:
+    """Return what is wrong with the load: pool_full, prefill_bound, held_back, waiting, starts, limit, retracting, rejected."""
+    if not view.has_enough_load:
+        return frozenset()
+    often = view.profile.frequent_share
+    bound = min(TROUBLED_SHARE, often)
+    seen = {
+        state
+        for state in ("pool_full", "prefill_bound", "held_back")
+        if (view.share("admission", state) or 0.0) > bound
+    }
+    seen |= {"prefill_bound"} if view.prefill_share > bound else set()
+    healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
+    at_limit = (view.share("admission", "running_limit") or 0.0) > bound
+    signs = {
+        "starts": 1.0 - (view.share("queue", "empty") or 0.0) > often and view.facts.starts_slowly,
+        "waiting": not seen and not at_limit and 1.0 - (view.share("queue", *healthy) or 0.0) > bound,
+        "limit": at_limit,
+        "retracting": view.retractions_a_minute > view.retractions_tolerated,
+        "rejected": view.per_minute(view.totals["rejected"]) > view.profile.rejections_per_minute,
+    }
+    return frozenset(seen | {trouble for trouble, is_seen in signs.items() if is_seen})
+
+
+def proven(view: View) -> dict[Change, Effects]:
+    """Return the change of every flag that figures show to cause the trouble, with the groups whose diagnoses it causes."""
+    facts, seen, changes = view.facts, troubles(view), dict[Change, Effects]()
+    typed = (facts.typed_arguments or {}) if seen else {}
+    for suspect in SUSPECTS:
+        arg = suspect.change.arg
+        value = typed.get(arg)
+        if suspect.is_suspicious(value) and facts.flag(arg) and not suspect.is_forced(view):
+            effects, to, gain = suspect.proof(view, seen, flags.number(value) or 0.0)
+            if effects:
+                changes[replace(suspect.change, to=to, gain=gain)] = effects
+    return changes
+
+
+def proven_beside(view: View) -> dict[Change, Effects]:
+    """Return every proven flag; none where all that is wrong is a cache that is full for a part of the time."""
+    return {} if troubles(view) <= {"pool_full"} else proven(view)
+
+
+def explained_by_flag(view: View) -> View:
+    """Return the view with waits explained by a flag: while each prefill batch ends at --max-prefill-tokens, requests wait for prefill."""
+    if view.totals["admission/held_back"] and any(change.arg == "max_prefill_tokens" for change in proven(view)):
+        return replace(view, totals=counted(view.totals, "held_back", "prefill_bound"))
+    return view
+
+
+def _radix_cache(view: View, seen: frozenset[str], _: float) -> Proof:
+    """Each request computes and holds its whole prompt, shared or not."""
+    prompt, running, usage, pool = view.prompt or 0.0, view.mean("running"), view.mean("usage"), view.facts.pool()
+    share = prompt * running / usage / pool if usage and pool and running else None  # of what a request holds
+    effects, gain = _NO_EFFECT, ""
+    if "prefill_bound" in seen:
+        effects, gain = _PREFILLS, f"a mean prompt has {prompt:,.0f} tokens, all computed"
+    if "pool_full" in seen and (share is None or share >= PROMPTS_HELD):
+        effects |= _FILLS
+        if share is not None and share < 1:
+            gain = f"prompts take about {100 * share:.0f} % of the KV cache, each request its own copy"
+    return effects if prompt >= SHORT_PROMPT else _NO_EFFECT, False, gain
+
+
+def _pages(view: View, seen: frozenset[str], page: float) -> Proof:
+    """Requests leave much of their last pages empty."""
+    request = (view.prompt or 0.0) + (view.answer or 0.0) / 2
+    wasted = max(1.0 - request / (ceil(request / page) * page), page / 2 / (request + page / 2)) if request else 0.0
+    fitting = (size for size in PAGE_SIZES if size < page and size / 2 / (request + size / 2) <= EMPTY_PAGES_ALLOWED)
+    gain = (
+        f"about {100 * wasted:.0f} % of the KV cache is empty space in pages: a request has some {request:,.0f} tokens"
+    )
+    is_short = not seen.isdisjoint({"pool_full", "held_back", "retracting", "waiting"})
+    return _FILLS if view.prompt and is_short and wasted >= EMPTY_PAGES else _NO_EFFECT, float(next(fitting, 1)), gain
+
+
+def _prefill_tokens(view: View, seen: frozenset[str], most: float) -> Proof:
+    """A prefill batch ends at this many tokens, beside a larger chunk."""
+    chunk = view.facts.size("chunked_prefill_size")
+    wanted = chunk or LARGEST_PREFILL
+    few = not seen.isdisjoint({"held_back", "waiting"}) and most <= FEW_PROMPTS * max(view.prompt or 1024.0, 1.0)
+    effects = _ADMITS if most < wanted and ("prefill_bound" in seen or few) else _NO_EFFECT
+    beside = f"a chunk has {wanted:,.0f}" if chunk else f"by SGLang's default at {wanted:,.0f}"
+    return effects, max(wanted, LARGEST_PREFILL), f"a prefill batch ends at {most:,.0f} tokens, {beside}"
+
+
+def _decode_interval(view: View, seen: frozenset[str], steps: float) -> Proof:
+    """Between prefill batches requests wait for decode steps; not while gaps between tokens are late, which a smaller interval lengthens."""
+    late = view.late_share("inter_token", view.profile.inter_token_seconds) > view.profile.late_bound(SLOW_BURN_TIMES)
+    waits = not late and not seen.isdisjoint({"held_back", "starts", "waiting"})
+    return (
+        _ADMITS if waits else _NO_EFFECT,
+        0.0,
+        f"after each prefill batch no request starts for {steps:g} decode steps",
+    )
+
+
+def _queue_limit(_: View, seen: frozenset[str], most: float) -> Proof:
+    """Only bursts are rejected: nothing else keeps requests waiting."""
+    return frozenset({Group.REJECTS} if seen == {"rejected"} else ()), 4 * max(most, 1.0), ""
+
+
+SUSPECTS: tuple[Suspect, ...] = (
+    Suspect(
+        change=Change(
+            arg="disable_radix_cache",
+            why="Without the radix cache each request computes and holds its whole prompt. If prompts share prefixes, the cache computes and holds each"
+            " prefix once.",
+            not_if="prompts share no prefixes, or the model cannot use the cache: then SGLang switches it off again",
+            cost="A little scheduling time; cached prefixes fill the KV cache and are evicted when room is needed.",
+        ),
+        proof=_radix_cache,
+        forced_by=(
+            "disaggregation_mode=decode",
+            "is_embedding",
+            "enable_mis",
+            "enable_deterministic_inference",
+            "prefill_only_disable_kv_cache",
+        ),
+    ),
+    Suspect(
+        change=Change(
+            arg="page_size",
+            why="The KV cache is given out in whole pages, and a request leaves its last page partly empty. Shared prefixes are reused in whole pages only.",
+            not_if="the attention backend needs this page size: then SGLang sets it again",
+            cost="Larger pages make transfers to host memory or to a decode server faster.",
+        ),
+        proof=_pages,
+        least=16,
+        forced_by=tuple(f"attention_backend={name}" for name in PAGED_BACKENDS),
+    ),
+    Suspect(
+        change=Change(
+            arg="max_prefill_tokens",
+            why="A prefill batch takes no further prompt after this many tokens, so prompts are computed one after another although several could be at once.",
+            not_if="prompts are computed one at a time anyway, because few requests come at once",
+            cost="Larger prefill batches take more GPU memory, and running requests pause longer.",
+        ),
+        proof=_prefill_tokens,
+        least=0,
+        most=LARGEST_PREFILL,
+    ),
+    Suspect(
+        change=Change(
+            arg="prefill_decode_interval",
+            why="Requests that wait cannot start until this many decode steps have passed.",
+            not_if="running requests would pause too often without it",
+            cost="Running requests pause more often.",
+        ),
+        proof=_decode_interval,
+        least=0,
+    ),
+    Suspect(
+        change=Change(
+            arg="max_queued_requests",
+            why="SGLang answers 503 to each request that finds the queue full. A longer queue takes bursts.",
+            not_if="requests always come faster than they are served: then they wait instead, and more of them give up",
+            cost="Requests wait longer instead of being rejected.",
+        ),
+        proof=_queue_limit,
+        least=0,
+        most=1e9,
+    ),
+)
