@@ -13,7 +13,7 @@ from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config import values
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.alerts import Clocks
-from sglang_tuning_exporter.core.diagnoses import BY_ID, adapted
+from sglang_tuning_exporter.core.diagnoses import BY_ID, adapted, better_explained_by
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.serve import metrics
 from sglang_tuning_exporter.sglang import exposition
@@ -41,7 +41,7 @@ def test_a_report_says_what_is_muted_and_why_and_has_no_finding_and_no_alert_of_
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     document = json.loads(reported(capsys, *ACCEPT, "--format", "json")[1])
-    better_explained = {each for each in BY_ID if ROW in BY_ID[each].unless}
+    better_explained = {row.id for row in BY_ID.values() if BY_ID[ROW] in better_explained_by(row)}
     assert not {ROW, *better_explained} & {each["diagnosis"] for each in document["findings"]}
     assert ROW not in {each["diagnosis"] for each in document["alerts"]}
     assert f"{MUTED} It is so now." in document["notes"]

@@ -56,8 +56,15 @@ def judgement(name: str, *changes: Change) -> Judgement:
 
 def limit(to: float, now: float = 8.0) -> Change:
     return Change(
-        arg="max_running_requests", direction="raise", why="It is the limit.", not_if="the cache is full", cost="Slower tokens.", flag="--max-running-requests", now=now, to=to,
-    )  # fmt: skip
+        arg="max_running_requests",
+        direction="raise",
+        why="It is the limit.",
+        not_if="the cache is full",
+        cost="Slower tokens.",
+        flag="--max-running-requests",
+        now=now,
+        to=to,
+    )
 
 
 VIEW = view_of(Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True).server, 600.0)

@@ -20,6 +20,7 @@ WAYS = {"increase": "raise", "decrease": "lower", "set": "set", "unset": "drop"}
 
 
 def arg_of(flag: str) -> str:
+    """Return the argument of a flag: `--tp-size` → `tp_size`."""
     return flag[2:].replace("-", "_")
 
 
@@ -78,4 +79,5 @@ def recommended_change(view: View, said: Advice) -> list[Change]:
 
 
 def recommended_changes(view: View, _: Beside = frozenset()) -> list[Change]:
+    """Return everything that SGLang recommends at its start, as changes."""
     return [change for said in view.facts.recommended() for change in recommended_change(view, said)]

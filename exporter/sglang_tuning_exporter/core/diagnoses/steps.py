@@ -179,6 +179,7 @@ def larger_pool(view: View, tokens: float = 0.0) -> list[Change]:
 
 
 def eight_bits(view: View) -> str:
+    """Return the 8-bit type that the release accepts for the KV cache; empty where one is in use, or none is accepted."""
     facts = view.facts
     if facts.is_cpu or not facts.arguments or facts.arguments.get("kv_cache_dtype") not in ("auto", None):
         return ""
@@ -187,17 +188,20 @@ def eight_bits(view: View) -> str:
 
 
 def pool_flags(view: View) -> str:
+    """Return the flags that enlarge the KV cache, for a sentence."""
     kind = eight_bits(view)
     return f"--mem-fraction-static, --kv-cache-dtype {kind}" if kind else "--mem-fraction-static"
 
 
 def doubled(size: float, tokens: float) -> float:
+    """Return the size, doubled until it holds so many tokens."""
     while size < tokens:
         size *= 2
     return size
 
 
 def percents(fraction: float) -> float:
+    """Return a fraction in whole percents, rounded down."""
     return floor(fraction * 100 + 1e-6) / 100  # rounded away from out of memory
 
 
@@ -216,6 +220,7 @@ def most_graph(view: View) -> int:
 
 
 def graph_size(view: View, batch: float) -> float | None:
+    """Return the smallest usual size that covers a batch; None where the guide calls none useful."""
     return next((float(size) for size in GRAPH_SIZES if batch <= size <= most_graph(view)), None)
 
 
@@ -263,11 +268,13 @@ def smaller_chunk(view: View) -> list[Change]:
 
 
 def two_digits(requests: float) -> int:
+    """Return a number of requests, rounded down to two digits."""
     digit = 10.0 ** max(len(f"{requests:.0f}") - 2, 0)
     return int(requests // digit * digit)
 
 
 def fewer_requests(view: View, _: Beside) -> list[Change]:
+    """Advise how many requests to send at once so that none waits too long; nothing where that is not known."""
     running, queued, profile = view.sum("running"), view.sum("queued"), view.profile
     if running is None or not queued or not view.served:
         return []
