@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,38 +15,58 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = "exporter/sglang_tuning_exporter/"
 MOST = {
-    "Add a diagnosis": 2,
-    "Add a diagnosis with a flag": 4,
+    "Add a diagnosis": 5,
+    "Add a diagnosis with a flag": 6,
     "Add a log line": 2,
     "Add a kind of log line": 4,
     "SGLang renames a metric": 1,
     "Add a panel": 1,
 }
 
-WITH_A_FLAG = """
-    Row(
-        id="batch_queue_short",
-        alert="SGLangBatchQueueShort",
-        title="queue short {value} of the time",
-        past="Until {until} fewer requests waited than kept the batches full.",
-        severity="warning",
-        profiles=("offline",),
-        when=_share("queue", "below_range", name="serving time with the queue below its range"),
-        summary="Fewer requests wait than keep the batches full.",
-        seen="{value} of the serving time with the queue below its range",
-        guide="not in the guide",
-        remedy=Change("scheduler_recv_interval", "raise", "10", "The scheduler looks for requests at each step.", "few requests come", ""),
-    ),
-)
+DIAGNOSIS = """
 
-_FIRST_TOKENS"""
+def _waits_for_steps(view: View) -> float | None:
+    steps = view.facts.number("num_continuous_decode_steps")
+    return None if steps is None else view.waited_share if steps > 1 else 0.0
+
+
+DECODE_STEPS_IN_A_ROW = limit(
+    id="decode_steps_in_a_row",
+    title="requests wait for decode steps {value} of the time",
+    when=fact(measure=_waits_for_steps, limit=OFTEN, name="serving time with requests waiting", unit="share"),
+    summary="SGLang runs several decode steps without a look at the queue.",
+    past="Until {until} SGLang ran several decode steps without a look at the queue.",
+    seen="requests waited {value} of the serving time",
+    guide=NOT_IN_GUIDE + "with more than one step in a row, requests wait for all of them",
+    remedy=Change(
+        arg="num_continuous_decode_steps",
+        direction="lower",
+        words="1",
+        why="Requests that wait are looked at only after so many decode steps.",
+        not_if="the scheduler's own time is what limits",
+        cost="A little scheduling time for each step.",
+        to=1.0,
+    ),
+    groups=frozenset({Group.WAIT}),
+    replica="after a flag",
+)
+"""
+LOG = "[*start(num_continuous_decode_steps=8), *load(20, 120, queue=300)]"
+TRUTH = """  logs/decode-steps.log:
+    truth: Eight decode steps in a row, and 300 requests wait beside them.
+    right: Fewer decode steps in a row.
+    from: the arguments of the start
+    verdicts: [decode_steps_in_a_row]
+    cures: [--num-continuous-decode-steps down]
+    ways: [report, log]
+"""
 RUNBOOK = """## Meaning
 
-Fewer requests wait than keep the batches full.
+Requests wait for several decode steps in a row.
 
 ## Impact
 
-Throughput is lower than it could be.
+First tokens come late.
 
 ## Diagnosis
 
@@ -55,11 +76,11 @@ grep -oE '#queue-req: [0-9]+' LOG | tail -n 5
 
 ## Mitigation
 
-Send more requests at once.
+Set --num-continuous-decode-steps to 1.
 
-It helped when the queue stays in its range for ten minutes.
+It helped when the queue gets shorter within ten minutes.
 
-It will not help if nobody has more to send.
+It will not help if more requests come than SGLang can start.
 """
 LINE = "The server has stopped waiting for its scheduler"
 COUNT = """import sys
@@ -79,7 +100,7 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.edited = folder, set[str]()
-        for name in ("exporter", "alerts", "dashboards", "docs", "tests"):
+        for name in ("exporter", "alerts", "dashboards", "docs", "tests", "truth"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml", "docker-compose.yml", "ARCHITECTURE.md"):
             shutil.copy(REPOSITORY / name, folder / name)
@@ -134,31 +155,52 @@ def test_a_recipe_names_few_files(recipe: str) -> None:
     assert 1 <= len(named(recipe)) <= MOST[recipe]
 
 
-def test_the_recipe_for_a_diagnosis_with_a_flag_gives_its_value_rule_runbook_and_documents(tree: Tree) -> None:
-    tree.replace(PACKAGE + "core/rows.py", "\n)\n\n_FIRST_TOKENS", WITH_A_FLAG)
-    tree.write(PACKAGE + "core/diagnoses/prose/batch_queue_short.md", RUNBOOK)
-    value = '    "client_too_slow": _more,\n'
-    tree.replace(
-        PACKAGE + "core/advice.py",
-        value,
-        f'{value}    "batch_queue_short": lambda view, _: [_set(view, "scheduler_recv_interval", 10.0)],\n',
-    )
+COLOURS = (
+    "import json; from sglang_tuning_exporter.mixin.boards.looks import VERDICT_LOOKS; print(json.dumps(VERDICT_LOOKS))"
+)
+ANSWER = """judgement = judged({log})
+own, queue = judgement.own, next(each for each in judgement.findings if each.diagnosis == "queue_too_long")
+print(judgement.verdict, *(word for change in own.changes for word in (change.flag, change.now, change.to)), queue.because[0])
+"""
+
+
+def test_a_new_diagnosis_is_the_verdict_over_its_consequence_with_its_flag_rule_and_truth(tree: Tree) -> None:
+    colours = json.loads(tree.run("-c", COLOURS))
+    family = tree.folder / PACKAGE / "core/diagnoses/admission.py"
+    tree.write(PACKAGE + "core/diagnoses/admission.py", family.read_text(encoding="utf-8") + DIAGNOSIS)
+    entry = "    admission.GRAMMAR_QUEUE,\n"
+    tree.replace(PACKAGE + "core/diagnoses/__init__.py", entry, f"{entry}    admission.DECODE_STEPS_IN_A_ROW,\n")
+    tree.write(PACKAGE + "core/diagnoses/prose/decode_steps_in_a_row.md", RUNBOOK)
     arguments = '"served_model_name", "speculative_algorithm"'
-    tree.replace(PACKAGE + "sglang/flags.py", arguments, f'"scheduler_recv_interval", {arguments}')
+    tree.replace(PACKAGE + "sglang/flags.py", arguments, f'"num_continuous_decode_steps", {arguments}')
+    log = tree.run("-c", f"{IN_TESTS}print(*{LOG}, sep='\\n')")
+    tree.write("truth/cases/logs/decode-steps.log", log)
+    tree.replace("truth/cases/situations.yaml", "\nlogs:\n", f"\nlogs:\n{TRUTH}")
+
     assert {
         "alerts/rules/sglang-tuning.rules.yml",
-        "alerts/runbooks/SGLangBatchQueueShort.md",
+        "alerts/runbooks/SGLangDecodeStepsInARow.md",
         "docs/diagnoses.md",
         "docs/reference/alerts.md",
     } <= tree.generate()
-    files = (f"tests/test_{name}.py" for name in ("runbooks", "alert_rules", "core_advice", "arguments_sent"))
-    tree.test(*files, "-k", "batch_queue_short or BatchQueueShort or what_the_core_names")
-    lines = "[*start(scheduler_recv_interval=1), *load(20, 120, queue=30)]"
-    finding = f"next(each for each in judged({lines}, 'offline').findings if each.diagnosis == 'batch_queue_short')"
-    change = tree.run("-c", f"{IN_TESTS}(change,) = {finding}.changes; print(change.flag, change.now, change.to)")
-    assert change.split() == ["--scheduler-recv-interval", "1.0", "10"]
+    files = (
+        f"tests/test_{name}.py" for name in ("diagnoses", "runbooks", "alert_rules", "core_advice", "arguments_sent")
+    )
+    tree.test(*files, "-k", "diagnosis or decode_steps or DecodeSteps or what_the_core_names")
+    answer = tree.run("-c", f"{IN_TESTS}\n{ANSWER.format(log=LOG)}")
+    assert answer.split() == [
+        "decode_steps_in_a_row",
+        "--num-continuous-decode-steps",
+        "8.0",
+        "1",
+        "decode_steps_in_a_row",
+    ]
+    assert "0 wrong" in tree.run("-m", "truth", "situations", "--only", "decode-steps", "--way", "report")
+    now = json.loads(tree.run("-c", COLOURS))
+    assert {name: now[name] for name in colours} == colours
     assert are_named(tree.edited, "Add a diagnosis with a flag")
-    assert named("Add a diagnosis") == {PACKAGE + "core/rows.py", PACKAGE + "core/diagnoses/prose/<id>.md"}
+    with_a_flag = PACKAGE + "sglang/flags.py"
+    assert named("Add a diagnosis") == named("Add a diagnosis with a flag") - {with_a_flag}
 
 
 def test_the_recipe_for_a_kind_of_log_line_counts_it(tree: Tree) -> None:

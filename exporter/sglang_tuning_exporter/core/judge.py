@@ -403,7 +403,7 @@ def _sentence(row: Diagnosis, view: View, figure: Figure, line: Event | None) ->
     if own := row.sentence(view, line):
         return own
     value = (
-        view.troubles.get(row.id)
+        view.troubles.get(row.trouble)
         or row.says(view)
         or amount(figure.value, "count" if figure.unit == "per_minute" else figure.unit)
     )

@@ -90,6 +90,7 @@ class Diagnosis:
     summary: str
     guide: str
     seen: str = ""  # what was seen; `{value}` is the figure with its unit. Without it by the figure's name
+    trouble: str = ""  # the trouble of a source, whose words in the view are its value
     sign: str = ""  # the same where there is no figure to compare, or where it would say less
     past: str = (
         ""  # the summary of a trouble that is over, with `{until}` and `{times}`; without a time only of an alert

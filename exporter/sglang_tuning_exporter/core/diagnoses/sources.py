@@ -7,6 +7,7 @@ from sglang_tuning_exporter.core.findings import Change
 
 NOT_SGLANG = limit(
     id="not_sglang",
+    trouble="not_sglang",
     title="not an SGLang server",
     past="The address given to the exporter was not that of an SGLang server.",
     alert="SGLangWrongAddress",
@@ -32,6 +33,7 @@ NOT_SGLANG = limit(
 
 METRICS_DISABLED = hint(
     id="metrics_disabled",
+    trouble="metrics_disabled",
     title="metrics disabled",
     past="SGLang ran without metrics: only its log was available.",
     after=600.0,
@@ -55,6 +57,7 @@ METRICS_DISABLED = hint(
 
 LOG_SILENT = hint(
     id="log_silent",
+    trouble="log_silent",
     title="log silent",
     past="SGLang's log was unreadable or had no new lines while the server worked.",
     severity="warning",
@@ -81,6 +84,7 @@ LOG_SILENT = hint(
 
 SOURCES_DISAGREE = hint(
     id="sources_disagree",
+    trouble="sources_disagree",
     title="sources disagree",
     past="SGLang's log and its metrics disagreed.",
     severity="warning",
