@@ -44,7 +44,7 @@ from sglang_tuning_exporter.core.diagnoses.steps import (
     setting,
 )
 from sglang_tuning_exporter.core.diagnoses.suspects import proven
-from sglang_tuning_exporter.core.findings import Change, Figure, Value
+from sglang_tuning_exporter.core.findings import Change, Figure
 from sglang_tuning_exporter.core.view import LOWERED, View, explained
 
 RARE_WAIT = 0.1  # of the time, on the least busy DP rank
@@ -85,6 +85,7 @@ def _in_full(view: View) -> str:
 
 
 def _too_conservative(view: View, _: Beside) -> list[Offer]:
+    """Lower the conservativeness; where it is low already, shorter answers are the only way."""
     now, target = view.facts.typed(CONSERVATIVENESS), round(LOWERED / view.facts.factor(CONSERVATIVENESS), 2)
     if now is None or now > target + 0.005:
         return [set_flag(view, CONSERVATIVENESS, target)]
@@ -100,54 +101,88 @@ def _too_conservative(view: View, _: Beside) -> list[Offer]:
 
 
 def _at_limit(view: View, _: Beside) -> list[Offer]:  # noqa: PLR0911 - one for each thing that limits
-    facts = view.facts
+    """Raise the limit as far as memory and the objective allow, by what else keeps it where it is."""
     flag, force = running_limit(view)
     now, usage = flag or force, view.mean("usage", "running_limit") or view.mean("usage")
     if not now or usage is None:
         return [set_flag(view, LIMIT)]
     if states := _more_states(view):
         return states
-    if facts.reduced:
-        return [
-            say(
-                words=f"make room for more requests (more memory for the KV cache): SGLang itself reduced the limit to {facts.least_limit or now:g}"
-                " for want of capacity, whatever --max-running-requests says",
-                why="Its line in the start says so. A higher flag is reduced again.",
-                not_if="memory is free for nothing else",
-                cost="Less GPU memory stays free for peaks.",
-            )
-        ]
-    room = min(MOST_TIMES, view.profile.token_usage_target / usage) if usage > 0 else MOST_TIMES
-    step, objective, running = view.step_seconds, view.profile.inter_token_seconds, view.mean("running")
-    if step and objective and step > objective and running:
-        room = min(room, SMALL_BATCH * facts.shared_by / now)
-        if room <= 1.0:
-            words = f"nothing: a token takes {step:.3g} s already, and more requests at once would make it longer"
-            return [say(words=words)]
-    arg = next((each for each in ("pp_max_micro_batch_size", "max_micro_batch_size") if facts.size(each)), "")
-    micro, total = facts.size(arg), max(facts.limits.values(), default=None) or facts.size(LIMIT)
-    if micro and total and micro < total // facts.micro_batches:
-        to = min(float(_rounded(micro * room)), total // facts.micro_batches)
-        return [set_flag(view, arg, to)] if to > micro else []
-    if flag is not None and force is not None and force + facts.shared_by <= flag:
+    if view.facts.reduced:
+        return [_reduced_by_sglang(view, now)]
+    room = _room(view, now, usage)
+    if room <= 1.0 and _is_slow(view):
+        words = (
+            f"nothing: a token takes {view.step_seconds:.3g} s already, and more requests at once would make it longer"
+        )
+        return [say(words=words)]
+    if (micro_batch := _larger_micro_batch(view, room)) is not None:
+        return micro_batch
+    if flag is not None and force is not None and force + view.facts.shared_by <= flag:
         return []  # the KV cache allows fewer than the flag
     to = float(_rounded(now * room))
     if to <= now or LOWERED_LIMIT * to <= now + 1:
-        words = f"nothing, or a little more memory for the KV cache: at a token usage of {usage:.2f} hardly more than {now:g} fit"
+        words = (
+            f"nothing, or a little more memory for the KV cache: at a token usage of {usage:.2f} hardly more than"
+            f" {now:g} fit"
+        )
         return [say(words=words)]
-    offered = ((running or 0.0) + (view.mean("queued") or 0.0)) * facts.shared_by
-    ran = min(to, max(offered, now))  # no more than clients send
+    return _within_graphs(view, _raised_limit(view, to, now, usage), to, now, usage)
+
+
+def _raised_limit(view: View, to: float, now: float, usage: float) -> Change:
+    """Raise the limit; where the start is not in the log, the present value is the batch that stays."""
+    gain = _gain_at_limit(view, to, now, usage)
+    if view.facts.limits or running_limit(view)[0] is not None:
+        return set_flag(view, LIMIT, to, gain, now=now, direction="raise")
+    gain += f"; the start is not in this log: the batch stays at {now:g}"
+    return set_flag(view, LIMIT, to, gain, now=now if view.totals["limit_seen"] else None, direction="raise")
+
+
+def _reduced_by_sglang(view: View, now: float) -> Change:
+    """Return what to do where SGLang itself reduced the limit at its start."""
+    return say(
+        words="make room for more requests (more memory for the KV cache): SGLang itself reduced the limit to"
+        f" {view.facts.least_limit or now:g} for want of capacity, whatever --max-running-requests says",
+        why="Its line in the start says so. A higher flag is reduced again.",
+        not_if="memory is free for nothing else",
+        cost="Less GPU memory stays free for peaks.",
+    )
+
+
+def _room(view: View, now: float, usage: float) -> float:
+    """Return how many times the present limit fits: by the token usage, and by the objective where tokens are late already."""
+    room = min(MOST_TIMES, view.profile.token_usage_target / usage) if usage > 0 else MOST_TIMES
+    return min(room, SMALL_BATCH * view.facts.shared_by / now) if _is_slow(view) else room
+
+
+def _is_slow(view: View) -> bool:
+    """Whether a token already takes longer than the objective."""
+    step, objective = view.step_seconds, view.profile.inter_token_seconds
+    return bool(step and objective and step > objective and view.mean("running"))
+
+
+def _larger_micro_batch(view: View, room: float) -> list[Offer] | None:
+    """Return a larger micro batch where that flag is the limit of a pipeline; None where it is not."""
+    facts = view.facts
+    arg = next((name for name in ("pp_max_micro_batch_size", "max_micro_batch_size") if facts.size(name)), "")
+    micro, total = facts.size(arg), max(facts.limits.values(), default=None) or facts.size(LIMIT)
+    if not micro or not total or micro >= total // facts.micro_batches:
+        return None
+    to = min(float(_rounded(micro * room)), total // facts.micro_batches)
+    return [set_flag(view, arg, to)] if to > micro else []
+
+
+def _gain_at_limit(view: View, to: float, now: float, usage: float) -> str:
+    """Say how full the KV cache is at the limit, and would be with as many requests as clients send."""
+    offered = ((view.mean("running") or 0.0) + (view.mean("queued") or 0.0)) * view.facts.shared_by
+    ran = min(to, max(offered, now))
     more = f", about {min(usage * ran / now, 1.0):.2f} with {ran:,.0f} at once" if ran > now else ""
-    gain = f"token usage is {usage:.2f} at this limit{more}"
-    shown: Value = now
-    if not facts.limits and flag is None:
-        gain += f"; the start is not in this log: the batch stays at {now:g}"
-        shown = now if view.totals["limit_seen"] else None
-    return _within_graphs(view, set_flag(view, LIMIT, to, gain, now=shown, direction="raise"), to, now, usage)
+    return f"token usage is {usage:.2f} at this limit{more}"
 
 
 def _within_graphs(view: View, raised: Change, to: float, now: float, usage: float) -> list[Offer]:
-    """Keep the larger batch within the captured graphs, or raise those too, where what they leave of the KV cache holds it."""
+    """Keep the larger batch within the captured graphs, or enlarge the graphs as well if the remaining KV cache still fits the batch."""
     facts, gain = view.facts, raised.gain
     largest, batch = facts.largest_captured, ceil(to / facts.shared_by)
     unset = not facts.is_before(0, 5, 14) and facts.number(facts.graph_arg) is None
@@ -173,12 +208,12 @@ def _within_graphs(view: View, raised: Change, to: float, now: float, usage: flo
 
 def _more_states(view: View) -> list[Offer]:
     """Enlarge the mamba cache where its states decide how many requests run."""
-    each, states = view.facts.states_a_request, view.facts.states
-    if each is None or states is None:
+    of_a_request, states = view.facts.states_a_request, view.facts.states
+    if of_a_request is None or states is None:
         return []
     gain = (
-        f"the mamba cache has {states:g} states, {each:g} for each running request: whatever --max-running-requests is, no more than"
-        f" {states // each:g} run"
+        f"the mamba cache has {states:g} states, {of_a_request:g} for each running request: whatever"
+        f" --max-running-requests is, no more than {states // of_a_request:g} run"
     )
     typed, limit = view.facts.size("max_mamba_cache_size"), view.facts.size(LIMIT)
     if typed is None:
@@ -188,6 +223,7 @@ def _more_states(view: View) -> list[Offer]:
 
 
 def _second_cache(view: View, arg: str, most: float, gain: str) -> list[Offer]:
+    """Raise the share of the second cache by a step, to `most` at most."""
     now = view.facts.number(arg)
     to = most if now is None else min(round(POOL_STEP * now, 2), most)
     if now is None:
@@ -196,6 +232,7 @@ def _second_cache(view: View, arg: str, most: float, gain: str) -> list[Offer]:
 
 
 def _larger_second_cache(view: View, _: Beside) -> list[Offer]:
+    """Enlarge the cache that is full: of mamba states, or of the sliding window."""
     is_mamba = view.facts.states is not None or view.totals["mamba"] > view.totals["admission/hybrid_pool_full"] / 2
     name, arg, most = (
         ("mamba", "mamba_full_memory_ratio", 4.0) if is_mamba else ("sliding-window", "swa_full_tokens_ratio", 1.0)
@@ -204,11 +241,13 @@ def _larger_second_cache(view: View, _: Beside) -> list[Offer]:
 
 
 def _rounded(value: float) -> int:
+    """Return a limit as people set it: in steps of 8 from 32 on, of 64 from 256 on."""
     step = 1 if value < 32 else 8 if value < 256 else 64
     return max(int(value) // step * step, 1)
 
 
 def _pool_full(view: View, beside: Beside) -> list[Offer]:
+    """Enlarge the KV cache by the first means that this server has: its cap, unused memory, an 8-bit type."""
     limit, running, elsewhere = view.facts.least_limit, view.mean("running"), view.totals["elsewhere"]
     if limit and running and 2 * running >= limit:
         return []  # the limit is as near as the memory
@@ -217,7 +256,7 @@ def _pool_full(view: View, beside: Beside) -> list[Offer]:
         words = "enlarge the KV cache of this decode server, or add decode servers: requests wait in its prealloc queue for room"
         return [*larger, say(words=words)]
     unused = aim_at_reserve(view, beside, too_large=True) if MEMORY_RESERVE_TOO_LARGE in beside else []
-    if more := larger or [each for each in unused if each.to is not None][:1]:
+    if more := larger or [change for change in unused if change.to is not None][:1]:
         return [*more]
     if not view.facts.arguments:
         words = "raise it in steps of 0.01 (its value is not in this log), or set --kv-cache-dtype fp8_e4m3"
@@ -231,6 +270,7 @@ def _pool_full(view: View, beside: Beside) -> list[Offer]:
 
 
 def _balance(view: View, _: Beside) -> list[Offer]:
+    """Balance by load, in SGLang where the release can, else by a router."""
     router = say(
         words="put a router in front that balances by the load of the ranks",
         why="This release cannot balance requests over its ranks by load; a router can.",
@@ -239,7 +279,7 @@ def _balance(view: View, _: Beside) -> list[Offer]:
     )
     is_blind = view.facts.word("load_balance_method") in {"round_robin", "auto"}
     methods = ("total_requests", "shortest_queue") if is_blind else ()
-    return first_accepted(view, *(set_flag(view, "load_balance_method", each) for each in methods), router)
+    return first_accepted(view, *(set_flag(view, "load_balance_method", method) for method in methods), router)
 
 
 HYBRID_POOL_FULL = limit(

@@ -33,14 +33,17 @@ def _requests_failed(view: View) -> float | None:
 
 
 def _requests_refused(view: View) -> float | None:
-    """The share of the requests that SGLang ended before their first token, by its log or by the page; not by a client, nor for their length."""
+    """The share of the requests that SGLang ended before their first token, by its log or by the page.
+
+    Requests that a client gave up, or that are too long, are not among them.
+    """
     totals = view.totals
     others = totals["aborted_requests"] + totals["too_long"] + totals["beyond_context"]
-    found = (
+    shares = (
         (totals["refused"], totals["sequences"]),
         (totals["tokenless_requests"] - others, totals["finished_requests"]),
     )
-    return max((refused / max(all_, refused) for refused, all_ in found if refused >= FEW), default=None)
+    return max((refused / max(all_, refused) for refused, all_ in shares if refused >= FEW), default=None)
 
 
 def _many_given_up(view: View) -> float:
@@ -57,7 +60,7 @@ def _given_up(view: View) -> float | None:
 
 
 def _timeouts(view: View) -> float | None:
-    """The same, where nearly all end at the age of a time-out."""
+    """The share of the ended requests that clients gave up, if nearly all ended at the age of a time-out."""
     share, ages = _given_up(view), view.given_up_ages
     is_timeout = ages is not None and ages[1] >= SHORTEST_TIMEOUT and not view.cancels
     return share if share is None or is_timeout else min(share, _many_given_up(view))

@@ -33,33 +33,34 @@ _UNRECOGNIZED = re.compile(r"unrecognized arguments: ([^\n]+)")
 
 
 def _hang(view: View) -> float | None:
-    """Seconds in which requests were there and nothing moved: each line of a watchdog or a health check stands for those that it waited."""
+    """Return the seconds without progress; a watchdog or health-check line stands for the seconds it had waited."""
     if view.stuck is not None:
         return view.stuck.seconds
     totals = view.totals
     longest = max((hang.seconds for hang in view.hangs), default=0.0) if totals["hangs"] else 0.0
     if totals["watchdogs"] and not longest:
-        each = view.facts.size("watchdog_timeout") or USUAL_WATCHDOG_SECONDS
-        return (HEALTH_CHECK_SECONDS if totals["health_failures"] else each) * totals["watchdogs"]
+        waited = view.facts.size("watchdog_timeout") or USUAL_WATCHDOG_SECONDS
+        return (HEALTH_CHECK_SECONDS if totals["health_failures"] else waited) * totals["watchdogs"]
     return max(longest, view.silent_seconds if totals["health_failures"] else 0.0)
 
 
 def _by_explanation(view: View, beside: Beside) -> list[Change]:
-    """SGLang's own words first: an error that names a flag says what to change; then what ends of its class have in common."""
-    said = view.explanation
-    if said is not None and any(diagnosis.ends_as == said.word for diagnosis in beside):
+    """Change the flags that SGLang's own error names; then give the general advice for this class of crash."""
+    line = view.explanation
+    if line is not None and any(diagnosis.ends_as == line.word for diagnosis in beside):
         return []  # the failure beside it has the advice
-    ending = ENDINGS[said.word if said is not None else "unknown"]
+    ending = ENDINGS[line.word if line is not None else "unknown"]
     do = say(words=ending.do, why=ending.why, not_if=ending.not_if)
-    if said is None:
+    if line is None:
         return [*named_flags(view, view.ended), do]
-    if refused := _UNRECOGNIZED.search(said.text):
+    if refused := _UNRECOGNIZED.search(line.text):
         return [*map(refused_flag, FLAG.findall(refused[1])), do]
-    named = [] if said.marked else named_flags(view, said.text)
-    return [*named, *(smaller_chunk(view) + fewer_decoding(view) if said.word == "memory" else []), do]
+    named = [] if line.marked else named_flags(view, line.text)
+    return [*named, *(smaller_chunk(view) + fewer_decoding(view) if line.word == "memory" else []), do]
 
 
 def _after_its_end(view: View, beside: Beside) -> list[Change]:
+    """Advise by the line that explains why the server is down, or by the flags that its last error names."""
     is_last = view.last.get("ends", -inf) >= view.last.get("starts", -inf)  # it has not started again since
     if view.explains_now is not None:
         return _by_explanation(view, beside)

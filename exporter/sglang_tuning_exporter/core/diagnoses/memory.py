@@ -95,9 +95,9 @@ def _without_room(view: View) -> str:
     facts, weights, left = view.facts, view.facts.weights_gb, view.facts.beside_weights_gb
     if facts.no_pool is None:
         return ""
-    beside = f", which leaves {left:.4g} GB" if left is not None else ""
-    held = f": the weights take {weights:.5g} GB of each GPU{beside}" if weights is not None else ""
-    return f"SGLang computes a KV cache of {facts.no_pool:,.0f} tokens{held}"
+    rest = f", which leaves {left:.4g} GB" if left is not None else ""
+    taken = f": the weights take {weights:.5g} GB of each GPU{rest}" if weights is not None else ""
+    return f"SGLang computes a KV cache of {facts.no_pool:,.0f} tokens{taken}"
 
 
 def _out_of_memory(phase: str, **own: Any) -> Diagnosis:
@@ -129,12 +129,12 @@ def _large_weights(view: View) -> float | None:
 
 
 def _other_process_first(advise: Callable[[View], Iterable[Change]]) -> Advise:
-    """Put another process that holds memory of the GPU, by SGLang's own error, before any flag."""
+    """If SGLang's error names another process on the GPU, advise ending that first."""
 
     def made(view: View, _: Beside) -> Iterator[Offer]:
-        if (held := view.totals["held_elsewhere_gb"]) >= MUCH_ELSEWHERE_GB:
+        if (others := view.totals["held_elsewhere_gb"]) >= MUCH_ELSEWHERE_GB:
             yield say(
-                words=f"end or move the other process that holds {held:.1f} GB of this GPU's memory",
+                words=f"end or move the other process that holds {others:.1f} GB of this GPU's memory",
                 why="SGLang's own error lists it; no flag brings that memory back.",
                 not_if="it belongs there, such as a second server: then the flags of this finding",
             )
@@ -144,12 +144,12 @@ def _other_process_first(advise: Callable[[View], Iterable[Change]]) -> Advise:
 
 
 def _under_load(first: Callable[[View], list[Change]]) -> Advise:
-    """Advise where an allocation failed under load: `first`; a KV cache without room needs no GPU memory, which everything else frees."""
+    """Give `first` where an allocation failed under load; where the KV cache itself was full, nothing that frees GPU memory helps."""
 
     def made(view: View, beside: Beside) -> Iterator[Offer]:
         if _POOL_IS_FULL.search(_error(view)):
             changes = first(view) or fewer_decoding(view)
-            yield from (replace(each, why=_FULL_POOL, not_if=_LEAKS) for each in changes)
+            yield from (replace(change, why=_FULL_POOL, not_if=_LEAKS) for change in changes)
             return
         yield from _other_process_first(lambda view: first(view) or _lower_fraction(view))(view, beside)
         if kind := eight_bits(view):
@@ -166,37 +166,24 @@ def _under_load(first: Callable[[View], list[Change]]) -> Advise:
 
 def _error(view: View) -> str:
     """Return the words of the error that explains the end; none where a part of them can be a client's."""
-    said = view.explanation
-    return said.text if said is not None and not said.marked else ""
+    line = view.explanation
+    return line.text if line is not None and not line.marked else ""
 
 
 def _lower_fraction(view: View) -> list[Change]:
-    facts, now, said, text = view.facts, view.facts.number(FRACTION), view.explanation, _error(view)
+    """Lower the fraction, unless SGLang's own error asks for the opposite or shows that no fraction helps."""
+    text, facts, now = _error(view), view.facts, view.facts.number(FRACTION)
     if (asked := _ASKED.search(text)) and float(asked[1]) > float(asked[2] or asked[3]):
         return [
             say(
-                words=f"lower --max-total-tokens where it is set; else search SGLang's issues for this error: one allocation of {asked[1]} GiB is more than"
-                f" the {asked[2] or asked[3]} GiB of the GPU",
+                words="lower --max-total-tokens where it is set; else search SGLang's issues for this error: one"
+                f" allocation of {asked[1]} GiB is more than the {asked[2] or asked[3]} GiB of the GPU",
                 why="No share of the memory makes room for it: the size was computed wrongly, or set.",
                 not_if="another GPU model was expected here",
             )
         ]
-    if "mem-fraction-static" in text and ASKS_FOR_MORE.search(text):  # the weights leave too little for the KV cache
-        weights, free, named = facts.weights_gb, facts.capacity_gb, _ABOVE.search(text)
-        least = float(named[1]) if named else weights / free if weights and free else 1.0
-        beside = (
-            "" if named or least >= 1.0 else f"the weights alone take {weights:.4g} of {free:.4g} GB, {least:.3f} of it"
-        )
-        wanted = ceil(100 * least + 0.01) / 100
-        if free and not named:  # as much as leaves the usual reserve
-            wanted = max(wanted, min(percents(1.0 - view.profile.reserve_aim_gb / free), MOST_FRACTION))
-        to = wanted if least < MOST_FRACTION and wanted > (now or 0.0) else None
-        words, way = "raise it: SGLang's own error asks for it", "" if to and now else "raise"
-        why, not_if = (
-            f"SGLang ended with: {shortened(text, 300)}",
-            "the weights leave nothing of the GPU: then more GPUs",
-        )
-        return [replace(set_flag(view, FRACTION, to, beside, words, direction=way), why=why, not_if=not_if)]
+    if "mem-fraction-static" in text and ASKS_FOR_MORE.search(text):
+        return [_raised_as_asked(view, text)]
     if view.totals["out_of_memory.startup"] and facts.capacity_gb and facts.weights_gb is None:
         return [
             say(
@@ -207,13 +194,38 @@ def _lower_fraction(view: View) -> list[Change]:
         ]
     to = 0.8 if now is None or now > 0.8 else 0.7 if now > 0.7 else round(now - 0.05, 2)
     less = [set_flag(view, FRACTION, to, direction="lower")] if to >= LEAST_FRACTION else []
-    is_sampling = said is not None and said.place.startswith("srt/layers/sampler.py")
-    why, not_if = (
-        "It ran out while tokens were sampled: that takes memory for the whole vocabulary, for every request of a batch.",
-        "requests ask for logprobs of many tokens: then those take it",
+    return [*_fewer_sampled(view), *less]
+
+
+def _raised_as_asked(view: View, text: str) -> Change:
+    """Raise the fraction where the weights leave too little for the KV cache, to the value that the error names, or to the usual reserve."""
+    now, weights, free = view.facts.number(FRACTION), view.facts.weights_gb, view.facts.capacity_gb
+    named = _ABOVE.search(text)
+    least = float(named[1]) if named else weights / free if weights and free else 1.0
+    gain = "" if named or least >= 1.0 else f"the weights alone take {weights:.4g} of {free:.4g} GB, {least:.3f} of it"
+    wanted = ceil(100 * least + 0.01) / 100
+    if free and not named:  # as much as leaves the usual reserve
+        wanted = max(wanted, min(percents(1.0 - view.profile.reserve_aim_gb / free), MOST_FRACTION))
+    to = wanted if least < MOST_FRACTION and wanted > (now or 0.0) else None
+    words, direction = "raise it: SGLang's own error asks for it", "" if to and now else "raise"
+    return replace(
+        set_flag(view, FRACTION, to, gain, words, direction=direction),
+        why=f"SGLang ended with: {shortened(text, 300)}",
+        not_if="the weights leave nothing of the GPU: then more GPUs",
     )
-    fewer = fewer_decoding(view) if is_sampling else []
-    return [*(replace(each, why=why, not_if=not_if, cost="More requests wait.") for each in fewer), *less]
+
+
+def _fewer_sampled(view: View) -> list[Change]:
+    """Run fewer requests where memory ran out while tokens were sampled."""
+    line = view.explanation
+    if line is None or not line.place.startswith("srt/layers/sampler.py"):
+        return []
+    why = (
+        "It ran out while tokens were sampled: that takes memory for the whole vocabulary, for every request of a"
+        " batch."
+    )
+    not_if = "requests ask for logprobs of many tokens: then those take it"
+    return [replace(fewer, why=why, not_if=not_if, cost="More requests wait.") for fewer in fewer_decoding(view)]
 
 
 def _raise_fraction(view: View, _: Beside) -> list[Change]:
@@ -243,13 +255,14 @@ def _raise_fraction(view: View, _: Beside) -> list[Change]:
 
 
 def _smaller_graphs(view: View) -> list[Change]:
+    """Leave room for the graphs: a smaller KV cache, or graphs of the batches that run."""
     facts, now = view.facts, view.facts.number(FRACTION)
     less = None if now is None else max(round(now - 0.05, 2), LEAST_FRACTION)
     smaller = [] if now is not None and less is not None and less >= now else [set_flag(view, FRACTION, less)]
     if facts.capturing == "prefill":
         return [*smaller, *_smaller_prefill_graphs(view)]
     largest, ran = facts.largest_captured, view.batch()
-    half = next((each for each in reversed(GRAPH_SIZES) if 2 * each <= (largest or 0)), GRAPH_SIZES[0])
+    half = next((size for size in reversed(GRAPH_SIZES) if 2 * size <= (largest or 0)), GRAPH_SIZES[0])
     to = (graph_size(view, ran) or largest) if ran else half
     if not largest or not to or (ran and 2 * to > largest):
         return smaller
@@ -264,15 +277,23 @@ def _smaller_prefill_graphs(view: View) -> list[Change]:
     prefill = config.get("prefill") if isinstance(config, dict) else None
     most = prefill.get("max_bs") if isinstance(prefill, dict) else None
     known = ("cuda_graph_max_bs_prefill", "piecewise_cuda_graph_max_tokens")
-    arg = next((each for each in known if facts.flag(each)), "")
+    arg = next((name for name in known if facts.flag(name)), "")
     now = facts.size(arg) or (float(most) if isinstance(most, int) else None)
     to = PREFILL_GRAPH if now is None or now > PREFILL_GRAPH else now // 2
     return [set_flag(view, arg, to, now=now, direction="lower")] if arg and to >= 1 else []
 
 
+def _fraction_for(view: View, now: float, left: float) -> float:
+    """Return the fraction that leaves the middle of the good range where `now` leaves so many GB."""
+    profile, capacity = view.profile, view.facts.capacity_gb
+    spare = left - max(min(profile.reserve_aim_gb, profile.reserve_upper_gb), profile.reserve_lower_gb)
+    step = spare / capacity if capacity else (0.01 if spare > 0 else -0.01)
+    return min(max(percents(now + step), LEAST_FRACTION), MOST_FRACTION)
+
+
 def aim_at_reserve(view: View, beside: Beside, *, too_large: bool) -> list[Change]:
     """Change the memory fraction until the middle of the good range is left."""
-    facts, profile, left = view.facts, view.profile, view.facts.reserve_gb
+    facts, left = view.facts, view.facts.reserve_gb
     capped = larger_pool(view) if too_large else []
     if capped:  # a larger fraction changes nothing while the flag holds
         gain = f"{capped[0].gain}; without the flag SGLang takes what --mem-fraction-static allows"
@@ -284,10 +305,8 @@ def aim_at_reserve(view: View, beside: Beside, *, too_large: bool) -> list[Chang
     growth = graph_growth(view) if CUDA_GRAPH_NOT_COVERING in beside else 0.0
     if growth is None and too_large:
         return []
-    aim = max(min(profile.reserve_aim_gb, profile.reserve_upper_gb), profile.reserve_lower_gb)
-    capacity, spare = facts.capacity_gb, left - (growth or 0.0) - aim
-    step = spare / capacity if capacity else (0.01 if spare > 0 else -0.01)
-    to = min(max(percents(now + step), LEAST_FRACTION), MOST_FRACTION)
+    capacity = facts.capacity_gb
+    to = _fraction_for(view, now, left - (growth or 0.0))
     if (to <= now) if too_large else (to >= now):
         words = f"{left:.4g} GB are left, and --mem-fraction-static is {now:g}: raise it by 0.01 at a time, and watch for out-of-memory failures"
         return [say(words=words)] if too_large and growth == 0.0 else []

@@ -52,7 +52,7 @@ def _other_side(view: View, _: Beside) -> list[Change]:
 
 
 def _look_at_transfers(view: View, _: Beside) -> list[Change]:
-    """What to look at, by SGLang's own words; then the variable that relaxes it."""
+    """Return what to check, by SGLang's own words about the transfer; then the variable that gives it more time."""
     text = view.transfer.text if view.transfer is not None else ""
     cause = of_transfer(text)
     longer = relaxed(cause, text)

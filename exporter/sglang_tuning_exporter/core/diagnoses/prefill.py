@@ -42,7 +42,10 @@ CERTAIN_PACE = 0.5  # of the estimated pace of prefill, which assumes full chunk
 
 
 def _prefill(view: View) -> float | None:
-    """Requests wait while prompts are computed. Where throughput counts, an empty queue beside them is no sign of slow clients."""
+    """Return the share of the time in which prompts are computed while requests wait.
+
+    Where throughput counts, an empty queue beside prefill does not show slow clients.
+    """
     value, waits = view.share("admission", "prefill_bound") or 0.0, waits_often(view)
     if view.profile.queue_lower is not None or waits:
         value = max(value, view.full_steps)
@@ -52,7 +55,7 @@ def _prefill(view: View) -> float | None:
 
 
 def _by_prompts(view: View, first_tokens: Histogram, objective: float) -> bool:
-    """Whether first tokens are late without a queue, by long prompts."""
+    """Whether long prompts make first tokens late, without a queue."""
     tokens, late = view.totals["computed"], first_tokens.above(objective)
     # One batch may be late for another reason, as the first one after a start, while kernels are compiled.
     several = late > view.totals["most_running"]
@@ -60,7 +63,7 @@ def _by_prompts(view: View, first_tokens: Histogram, objective: float) -> bool:
 
 
 def _by_prefill(view: View, gaps: Histogram, objective: float) -> bool:
-    """Whether gaps between tokens are late by the prompts computed in between."""
+    """Whether the prompts computed in between make gaps between tokens late."""
     late, steps = gaps.above(objective) / gaps.observations, view.steps
     is_long = bool(late and steps) and view.totals["computed"] / (late * steps) >= LONG_PREFILL
     return is_long and (gaps.quantile(0.25) or 0.0) <= objective

@@ -26,7 +26,7 @@ def _sharing(view: View) -> float | None:
 
 
 def _recomputes(view: View) -> bool:
-    """Whether prefixes are computed again and again because the cache loses them."""
+    """Whether SGLang computes prefixes again and again because the cache loses them."""
     return waits_often(view) and not mostly(view, "queue", "in_range") and mostly(view, "admission", "pool_full")
 
 

@@ -66,9 +66,9 @@ def _retracting(view: View, beside: Beside) -> list[Offer]:
     share = totals["ratio_after"] / totals["ratio_after:n"] if totals["ratio_after:n"] else 0.0
     if share >= FULL_LENGTH:
         gain = f"answers use about {100 * min(share, 1.0):.0f} % of their max_new_tokens: a higher conservativeness alone retracts on"
-        return [*(replace(each, gain=gain) for each in larger or _fitting_requests(view)), raised]
+        return [*(replace(change, gain=gain) for change in larger or _fitting_requests(view)), raised]
     words = "or enlarge the KV cache: raise --max-total-tokens, now {now:g}, to {to:g}, or remove it"  # one flag is changed at a time
-    return [raised, *(in_words(CAPPED, words.format(now=each.now, to=each.to)) for each in larger)]
+    return [raised, *(in_words(CAPPED, words.format(now=change.now, to=change.to)) for change in larger)]
 
 
 def _fitting_requests(view: View) -> list[Change]:
@@ -85,7 +85,7 @@ def _ineffective(view: View, _: Beside) -> list[Offer]:
         return [*larger]
     gain = f"above {CEILING} conservativeness changes nothing"
     return [
-        *(replace(each, gain=gain) for each in run_fewer(view, view.batch(0.5), LOWERED_LIMIT)),
+        *(replace(change, gain=gain) for change in run_fewer(view, view.batch(0.5), LOWERED_LIMIT)),
         say(
             words=f"enlarge the KV cache ({pool_flags(view)})",
             why="The KV cache is too small for the running requests; a larger one removes the cause of the retractions.",

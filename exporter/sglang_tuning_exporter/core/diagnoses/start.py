@@ -47,14 +47,14 @@ _LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
 def costly_settings(view: View) -> dict[str, tuple[Value, str]]:
     """Return the settings of a start that slow every load down, by argument: a better value, and what it does in words."""
     off = [arg for arg in ("disable_cuda_graph", "disable_decode_cuda_graph") if view.facts.is_on(arg)]
-    found: dict[str, tuple[Value, str]] = {}
+    costly: dict[str, tuple[Value, str]] = {}
     if not view.facts.role:
-        found.update(dict.fromkeys(off, (False, "CUDA graphs are switched off")))
+        costly.update(dict.fromkeys(off, (False, "CUDA graphs are switched off")))
     chunk = view.facts.typed("chunked_prefill_size")
     if chunk is not None and 0 < chunk <= TINY_CHUNK:
         words = f"prompts are computed in chunks of {chunk:g} tokens, and a chunk takes about as long as one of 1,024"
-        found["chunked_prefill_size"] = (float(SMALL_CHUNK), words)
-    return found
+        costly["chunked_prefill_size"] = (float(SMALL_CHUNK), words)
+    return costly
 
 
 def _slowed_at_once(view: View) -> float | None:
@@ -69,7 +69,7 @@ def _fits_one_gpu(view: View) -> float | None:
     """GB of the weights of the whole model, where tensor parallelism alone splits them and the load would fit as well."""
     facts, weights, usage = view.facts, view.facts.weights_gb, view.mean("usage")
     other = ("dp_size", "ep_size", "moe_dense_tp_size", "enable_ep_moe", "pp_size")
-    spread = facts.attention_ranks > 1 or any((facts.number(each) or 0.0) > (each != "enable_ep_moe") for each in other)
+    spread = facts.attention_ranks > 1 or any((facts.number(name) or 0.0) > (name != "enable_ep_moe") for name in other)
     if (facts.number("tp_size") or 1.0) <= 1 or spread or facts.is_cpu or not weights or not facts.capacity_gb:
         return None
     model = weights * facts.shards
@@ -104,25 +104,33 @@ def _latent_pool_full(view: View) -> float | None:
 
 
 def differing(view: View) -> list[profiles.Setting]:
-    """Return the guide's settings for the profile's workload that this server has not, where nothing that was seen speaks against them."""
-    facts, found = view.facts, []
-    for setting in view.profile.settings if facts.knows_arguments else ():
-        arg = facts.graph_arg if setting.arg == "cuda_graph_max_bs" else setting.arg
-        now: object = facts.typed(arg) if isinstance(setting.value, float) else facts.arguments.get(arg)
-        if setting.is_switch:
-            now = float(facts.is_on(arg))
-        elif arg == facts.graph_arg:
-            now = facts.largest_captured
-        elif arg == "max_running_requests":
-            now = facts.least_limit if now is None else now
-        is_other = now is not None and now != setting.value and (setting.needed or not facts.is_cpu)
-        if is_other and facts.flag(arg) and _fits_evidence(setting, view):
-            found.append(replace(setting, arg=arg))
-    return found
+    """Return the guide's settings for the profile's workload that this server lacks, unless its load speaks against them."""
+    if not view.facts.knows_arguments:
+        return []
+    settings = (replace(setting, arg=_spelled(view, setting)) for setting in view.profile.settings)
+    return [setting for setting in settings if _differs(view, setting) and _fits_evidence(setting, view)]
+
+
+def _spelled(view: View, setting: profiles.Setting) -> str:
+    return view.facts.graph_arg if setting.arg == "cuda_graph_max_bs" else setting.arg
+
+
+def _differs(view: View, setting: profiles.Setting) -> bool:
+    """Whether the release has the argument and the server another value."""
+    facts = view.facts
+    now: object = facts.typed(setting.arg) if isinstance(setting.value, float) else facts.arguments.get(setting.arg)
+    if setting.is_switch:
+        now = float(facts.is_on(setting.arg))
+    elif setting.arg == facts.graph_arg:
+        now = facts.largest_captured
+    elif setting.arg == LIMIT and now is None:
+        now = facts.least_limit
+    is_judged = setting.needed or not facts.is_cpu
+    return now is not None and now != setting.value and is_judged and bool(facts.flag(setting.arg))
 
 
 def _fits_evidence(setting: profiles.Setting, view: View) -> bool:
-    """Whether what was seen does not speak against the guide's setting; where a row of its own decides, it is left to that."""
+    """Whether the load speaks for the guide's setting; where another diagnosis decides about it, this one does not."""
     online, batch = view.profile.queue_lower is None, view.batch() or 0.0
     tests: dict[str, bool] = {
         "mem_fraction_static": view.facts.reserve_gb is None and online,
@@ -131,7 +139,7 @@ def _fits_evidence(setting: profiles.Setting, view: View) -> bool:
         "chunked_prefill_size": view.prefill_share > MOSTLY_PREFILL / 2,
         "schedule_policy": (view.cached_share or 0.0) >= SHARING[0],
         # SGLang captures no size above the running limit.
-        "cuda_graph_max_bs": (view.facts.largest_captured or 0.0) < (view.facts.least_limit or inf),
+        view.facts.graph_arg: (view.facts.largest_captured or 0.0) < (view.facts.least_limit or inf),
         "page_size": view.facts.word("attention_backend") not in PAGED_BACKENDS,
     }
     return tests.get(setting.arg, True)
@@ -158,18 +166,16 @@ def _dp_attention(view: View, _: Beside) -> list[Offer]:
 
 
 def _guide_settings(view: View, _: Beside) -> list[Change]:
+    """Give each of the guide's settings, with the guide's reason."""
     changes = []
-    for each in differing(view):
-        to, now = (
-            bool(each.value) if each.is_switch else each.value,
-            view.facts.typed(LIMIT) if each.arg == LIMIT else PRESENT,
-        )
-        is_cache = each.arg == "enable_hierarchical_cache"
+    for setting in differing(view):
+        to = bool(setting.value) if setting.is_switch else setting.value
+        now = view.facts.typed(LIMIT) if setting.arg == LIMIT else PRESENT
+        is_cache = setting.arg == "enable_hierarchical_cache"
         gain = "with --hicache-ratio 2: a cache of twice the size in host memory" if is_cache else ""
-        why = f"The guide sets it for this workload: it {each.why}."
-        changes.append(
-            replace(set_flag(view, each.arg, to, gain, now=now), why=why, not_if="the workload is another one")
-        )
+        why = f"The guide sets it for this workload: it {setting.why}."
+        change = set_flag(view, setting.arg, to, gain, now=now)
+        changes.append(replace(change, why=why, not_if="the workload is another one"))
     return changes
 
 

@@ -31,7 +31,7 @@ from sglang_tuning_exporter.core.view import View
 
 
 def _unexplained(view: View) -> float | None:
-    """Requests wait most of the time, and longer than the profile allows; priorities let some wait by design."""
+    """Return the share of the time in which requests wait longer than the profile allows; with priorities some wait by design."""
     if view.facts.is_on("enable_priority_scheduling"):
         return None
     healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
@@ -43,7 +43,7 @@ def _unexplained(view: View) -> float | None:
 
 
 def _shares(view: View) -> str:
-    """Say which states were seen."""
+    """Say in which states admission was."""
     seen = ((view.share("admission", state) or 0.0, words) for state, words in STATE_WORDS.items())
     shares = [f"{100 * share:.0f} % {words}" for share, words in seen if share >= 0.1]
     return f"Seen: {', '.join(shares)}." if shares else "No reason was seen for most of the time."
