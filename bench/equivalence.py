@@ -135,7 +135,7 @@ def read(path: Path, *, watched: bool) -> dict[str, Any]:
             for event in events if watched else ():
                 if watch is None:
                     watch = Watch(PROFILES["online"], event.time or 0.0, reads=True, scrapes=False)
-                watch.take(event)
+                watch.take_line(event)
     cpu = time.process_time() - begin
     figures: dict[str, float] = {f"lines of {kind}": reader.lines[kind] for kind in KINDS}
     if watch is not None:

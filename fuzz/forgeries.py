@@ -131,7 +131,7 @@ def play(
         for line in text.removesuffix(b"\n").split(b"\n"):
             for event in reader.read(ENVELOPES[envelope](line)):
                 event.time = now
-                watch.take(event)
+                watch.take_line(event)
 
     for at, is_scrape, number in sorted(moments):
         if words and not is_scrape and number == middle:
@@ -141,14 +141,14 @@ def play(
         watch.advance(now)
         if is_scrape:
             last = facts.read(scrapes[number].text.decode())
-            watch.take(last, now)
+            watch.take_page(last, now)
         else:
             say(recording.lines[number].text)
     end = now + _SETTLES
     while now < end:
         now += 5.0
         if last is not None:
-            watch.take(last, now)
+            watch.take_page(last, now)
         watch.advance(now)
     return watch, now
 

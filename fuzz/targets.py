@@ -142,7 +142,7 @@ def check_lines(data: bytes) -> None:
         assert len(event.text) <= 1010
         assert not any(is_secret(name) for name in event.arguments)
         event.time = NOW + number
-        watch.take(event)
+        watch.take_line(event)
     watch.judge(NOW + len(events))
     assert explain(lines)
 
@@ -172,7 +172,7 @@ def check_exposition(data: bytes) -> None:
     )
     sidecar = Sidecar(settings())
     for at in (0.0, 5.0):
-        sidecar.watch.take(facts.read(text), sidecar.now() + at)
+        sidecar.watch.take_page(facts.read(text), sidecar.now() + at)
     check_outputs(sidecar)
     pages = text.split(PART.decode())
     later = [_LAST_DIGIT.sub(lambda digit: str(9 - int(digit[0])), page) for page in pages]
@@ -205,13 +205,13 @@ def check_arguments(data: bytes) -> None:
     harmless(printed[0] if printed else None)
     if (info := parse_server_info(data)) is not None:
         harmless(info.args)
-        sidecar.watch.take(info)
+        sidecar.watch.take_facts(info)
     for load in parse_loads(data):
-        sidecar.watch.take(load)
+        sidecar.watch.take_facts(load)
     reader = Reader()
     for event in (*reader.read(b"[2026-01-31 12:00:00] " + data.replace(b"\n", b" ")), *reader.end()):
         event.time = sidecar.now()
-        sidecar.watch.take(event)
+        sidecar.watch.take_line(event)
     harmless(dict(sidecar.watch.server.facts.arguments))
     check_outputs(sidecar)
 

@@ -317,11 +317,11 @@ def watched_retractions(directory: Path, *, without: float = 0.0, **settings: ob
             judged = position
             watch.judge(begin + position)
         if not is_line:
-            watch.take(facts.read(text.decode()), begin + position)
+            watch.take_page(facts.read(text.decode()), begin + position)
             continue
         for event in reader.read(text):
             event.time = begin + position
-            watch.take(event)
+            watch.take_line(event)
     return sidecar
 
 

@@ -89,7 +89,7 @@ class Timed(Sidecar):
         if story.server_info is not None and moment.page is not None:
             info = parse_server_info(story.server_info)
             assert info is not None
-            self.watch.take(info)
+            self.watch.take_facts(info)
         return passed_on
 
     def pass_on(self, story: Story, moment: Moment, log: Path) -> None:

@@ -63,7 +63,7 @@ def test_pages_findings_and_metrics_show_none(log: Path) -> None:
     sidecar = Sidecar(config(log_file=(str(log),), sglang_url="http://127.0.0.1:9"))
     assert sidecar.log is not None
     sidecar.log.poll()
-    sidecar.watch.take(ServerInfo(EVIL, {"model_path": EVIL, f"max{STRANGE}": 3}))
+    sidecar.watch.take_facts(ServerInfo(EVIL, {"model_path": EVIL, f"max{STRANGE}": 3}))
     said = as_page(sidecar, still=True)
     assert "model\\x1b" in said
     assert strange_in(said) == set()

@@ -8,12 +8,13 @@ import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.alerts import Words, conditions, turned
+from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import Totals
 from sglang_tuning_exporter.core.view import view_of
-from sglang_tuning_exporter.core.watch import Course, Ledger, Watch
+from sglang_tuning_exporter.core.watch import BurnRates, Watch
 from test_core_course import BEGIN, decode, load, retraction, stamp, start
 from test_core_watch import CRASH, Beside, served
 
@@ -132,21 +133,21 @@ def test_an_hour_of_a_storm_makes_few_label_sets() -> None:
 
 
 class Budget:
-    """A ledger beside what is counted, and when each minute's requests ended."""
+    """Burn rates beside what is counted, and when each minute's requests ended."""
 
     def __init__(self, minutes: int, late: float) -> None:
-        self.ledger, self.counted, self.minute = Ledger(), Totals(), 0
+        self.rates, self.counted, self.minute = BurnRates(), Totals(), 0
         self.pass_minutes(minutes, late)
 
     def pass_minutes(self, minutes: int, late: float, requests: float = 10.0) -> None:
         for _ in range(minutes):
-            self.ledger.turn(self.counted, 60.0 * self.minute + 30)
+            self.rates.begin_minute(self.counted, 60.0 * self.minute + 30)
             self.counted["time_to_first_token_observed"] += requests
             self.counted["time_to_first_token_late"] += requests * late
             self.minute += 1
 
     def burning(self, rate: str, begun: float = 0.0) -> float | None:
-        return self.ledger.burning(self.counted, "time_to_first_token", rate, 60.0 * self.minute, begun)
+        return self.rates.burning(self.counted, "time_to_first_token", rate, 60.0 * self.minute, begun)
 
 
 def test_an_hour_that_was_bad_and_five_minutes_that_are_well_burn_no_more() -> None:
@@ -183,7 +184,7 @@ def troubled() -> Beside:
 def test_counts_ledger_words_and_alerts_go_on() -> None:
     beside = troubled()
     again = restarted(beside, 700)
-    assert again.ledger.saved(BEGIN + 720) == beside.watch.ledger.saved(BEGIN + 720)
+    assert again.burn_rates.saved(BEGIN + 720) == beside.watch.burn_rates.saved(BEGIN + 720)
     assert again.server.counted == {name: value for name, value in beside.watch.server.counted.items() if value}
     assert {name for name, clock in again.clocks.by_row.items() if clock.value} == {
         name for name, clock in beside.watch.clocks.by_row.items() if clock.value
@@ -222,7 +223,7 @@ def alerts(*lines: str, end: float, profile: str = "online") -> list[Alert]:
     reader, course = Reader(), Course(PROFILES[profile])
     for line in lines:
         for event in reader.read(line.encode()):
-            course.take(event)
+            course.take_line(event)
     return list(course.end(BEGIN + end).alerts)
 
 

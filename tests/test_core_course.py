@@ -10,9 +10,9 @@ import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core import judge
+from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.watch import Course
 
 BEGIN = 1_763_632_800.0  # 2025-11-20 10:00:00
 ARGUMENTS = {
@@ -90,7 +90,7 @@ def judged(lines: Iterable[str], profile: str = "online") -> Judgement:
     reader, course = Reader(), Course(PROFILES[profile])
     for line in lines:
         for event in reader.read(line.encode()):
-            course.take(event)
+            course.take_line(event)
     return course.end()
 
 

@@ -35,7 +35,7 @@ def add(watch: Watch, reader: Reader, *lines: str) -> None:
     for line in lines:
         for event in reader.read(line.encode()):
             event.time = BEGIN + 60 if event.time is None else event.time
-            watch.take(event)
+            watch.take_line(event)
 
 
 def verdict(watch: Watch, at: float) -> str:

@@ -44,7 +44,7 @@ class Server:
     def says(self, *lines: str) -> None:
         for line in lines:
             for event in self.reader.read(line.encode()):
-                self.watch.take(event)
+                self.watch.take_line(event)
 
     def page(self) -> Scrape:
         rank = RankFigures(
@@ -79,7 +79,7 @@ class Server:
         """Let time pass without anything being done."""
         for _ in range(times):
             self.now += STEP
-            self.watch.take(self.page(), BEGIN + self.now)
+            self.watch.take_page(self.page(), BEGIN + self.now)
             stuck = self.stuck
             self.stages.append((self.now, "" if stuck is None else stuck.stage or ""))
 
@@ -175,7 +175,7 @@ def test_where_tokens_are_sent_after_many_steps_they_are_waited_for(
     argument: dict[str, object], steps: float, pages: int
 ) -> None:
     server = Server()
-    server.watch.take(ServerInfo("0.5.23", argument))
+    server.watch.take_facts(ServerInfo("0.5.23", argument))
     server.serves()
     for number in range(60):
         server.computes(steps)
@@ -219,7 +219,7 @@ def test_a_hang_that_only_the_log_shows_begins_with_the_last_output() -> None:
     ]
     for line in (*start(), *(decode(12 + at) for at in range(0, 60, 2)), *checks):
         for event in reader.read(line.encode()):
-            watch.take(event)
+            watch.take_line(event)
     (found,) = (each for each in watch.judge(BEGIN + 156).findings if each.diagnosis == "scheduler_stuck")
     assert (found.since, found.sentence) == (BEGIN + 71, "84 s in which nothing moved while requests were there")
 

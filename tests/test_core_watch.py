@@ -44,14 +44,14 @@ class Beside:
     def lines(self, *lines: str) -> None:
         for line in lines:
             for event in self._reader.read(line.encode()):
-                self.watch.take(event)
+                self.watch.take_line(event)
 
     def scrape(self, at: float, *, work: float = 100.0, **figures: Any) -> None:
         """Scrape a page with these figures of its scheduler, or of the whole server, after so much more work."""
         rank = {name: figures.pop(name) for name in [*figures] if hasattr(self.page.ranks[0], name)}
         moved = {"progress": (self.page.progress or 0.0) + work, "sent": (self.page.sent or 0.0) + work}
         self.page = replace(self.page, ranks=[replace(self.page.ranks[0], **rank)], **{**moved, **figures})
-        self.watch.take(self.page, BEGIN + at)
+        self.watch.take_page(self.page, BEGIN + at)
 
     def judge(self, at: float) -> Judgement:
         return self.watch.judge(BEGIN + at)
@@ -120,13 +120,13 @@ def test_beside_the_counter_forged_lines_add_nothing(lines: list[tuple[float, bo
 def test_of_lines_that_cannot_all_be_true_those_with_the_fewest_requests_count_and_of_equal_ones_the_unmarked() -> None:
     beside = served()
     for requests, marked in ((3, False), (1, False), (1, True), (1, False), (1, False)):
-        beside.watch.take(Event("retraction", BEGIN + 73, figures={"requests": requests}, marked=marked))
+        beside.watch.take_line(Event("retraction", BEGIN + 73, figures={"requests": requests}, marked=marked))
     beside.scrape(76, retracted_requests=3.0)
     assert (beside.count("retractions"), beside.watch.server.window(60)["marked.retractions"]) == (3, 0)
 
 
 def taken(beside: Beside, kind: str, at: float, *, past: bool = False, **figures: float) -> None:
-    beside.watch.take(Event(kind, BEGIN + at, figures=figures), past=past)
+    beside.watch.take_line(Event(kind, BEGIN + at, figures=figures), past=past)
 
 
 def test_a_retraction_behind_the_first_page_is_not_counted_twice_while_the_log_is_caught_up() -> None:
@@ -355,7 +355,7 @@ def test_a_start_that_log_and_counters_show_is_one_whatever_lies_between() -> No
 
 def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -> None:
     beside = Beside(reads=False)
-    beside.watch.take(ServerInfo("0.5.23", ARGUMENTS))
+    beside.watch.take_facts(ServerInfo("0.5.23", ARGUMENTS))
     for step in range(20):
         beside.scrape(
             4.0 * step, finished_requests=40.0 * step, running=12.0, queued=2.0, full_usage=0.3, admitted_requests=40.0 * step,
@@ -448,14 +448,14 @@ def test_streams_that_leave_the_queue_unstarted_were_rejected_if_no_client_took_
 def test_a_start_from_before_the_exporter_is_not_shown_beside_a_count_of_no_starts() -> None:
     watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False), Reader()
     watch.recall([event for line in [*start(), decode(12)] for event in reader.read(line.encode())], BEGIN + 15)
-    shown = watch.whole(watch.judge(BEGIN + 20), BEGIN + 20)
+    shown = watch.report(watch.judge(BEGIN + 20), BEGIN + 20)
     assert shown.starts[0].time == BEGIN
     assert "starts" not in counted(shown)
 
 
 def test_lines_that_nobody_counted_are_not_shown_as_none() -> None:
     watch = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=False)
-    assert "lines" not in counted(watch.whole(watch.judge(BEGIN + 20), BEGIN + 20))
+    assert "lines" not in counted(watch.report(watch.judge(BEGIN + 20), BEGIN + 20))
 
 
 def test_tokens_a_second_are_over_the_prefill_between_the_decode_lines_too() -> None:
@@ -601,7 +601,7 @@ def test_retractions_of_the_counters_are_paid_by_the_rank_that_logged_them() -> 
     beside = Beside()
     for at, counts in ((1, (0, 0)), (6, (1, 0)), (9, (1, 1))):
         ranks = [RankFigures(dp, 3.0, 0.0, 0.5, retracted_requests=float(count)) for dp, count in enumerate(counts)]
-        beside.watch.take(Scrape(ranks, progress=100.0 * at), BEGIN + at)
+        beside.watch.take_page(Scrape(ranks, progress=100.0 * at), BEGIN + at)
         if at == 1:
             beside.lines(retraction(3, ranks=" DP1 TP0"))
     beside.watch.advance(BEGIN + 30)
@@ -622,7 +622,7 @@ def test_a_server_that_worked_on_by_its_metrics_was_neither_stopped_nor_ended_by
     beside = served()
     beside.lines(stamp(72) + SIGTERM)
     text = "ValueError: increase --mem-fraction-static"
-    beside.watch.take(Event("words", BEGIN + 73, word="memory", text=text, figures={"chain": 1}))
+    beside.watch.take_line(Event("words", BEGIN + 73, word="memory", text=text, figures={"chain": 1}))
     for at in range(76, 140, 4):
         beside.lines(decode(at))
         beside.scrape(at)

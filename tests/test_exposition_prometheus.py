@@ -95,9 +95,9 @@ def exported(text: str, name: str = "m") -> bytes:
     sidecar = Sidecar(settings(log_file=(f"/nowhere/{name.replace(chr(0), '')}.log",)))
     info = parse_server_info(json.dumps({"model_path": name, "served_model_name": name, "version": name}))
     assert info is not None
-    sidecar.watch.take(info)
+    sidecar.watch.take_facts(info)
     scrape, native, *_ = PageReader().read(text)
-    sidecar.watch.take(scrape, sidecar.now())
+    sidecar.watch.take_page(scrape, sidecar.now())
     return (text_format(collect(sidecar)) + native).encode()
 
 

@@ -81,7 +81,7 @@ def watched(log: Path) -> Sidecar:
 
 def test_every_counter_that_a_line_moves_waits_and_those_of_the_metrics_do_not(log: Path) -> None:
     sidecar = watched(log)
-    sidecar.watch.take(Scrape([], aborted_requests=3.0), sidecar.now())
+    sidecar.watch.take_page(Scrape([], aborted_requests=3.0), sidecar.now())
     page = Page(text_format(collect(sidecar)))
     assert page.value(READING) == 1
     assert [name for name in OF_THE_LOG if page.labels(name)] == []

@@ -326,7 +326,7 @@ def test_many_dp_ranks_in_a_log_are_cut_and_the_cut_is_counted() -> None:
         )
         for line in text.encode().splitlines():
             for event in reader.read(line):
-                watch.take(event)
+                watch.take_line(event)
     assert len(watch.server.schedulers) == MOST_SCHEDULERS
     assert len(watch.server.facts.limits) <= MOST_RANKS + 1
     assert watch.server.capped["dp_ranks"] >= MOST_RANKS - MOST_SCHEDULERS

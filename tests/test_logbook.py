@@ -102,7 +102,7 @@ def failures(watch: Watch) -> float:
 
 def scrape(watch: Watch, retracted: float, *, ago: float = 0.0) -> None:
     figures = RankFigures(None, running=237, queued=4, graph_passes=1.0, retracted_requests=retracted)
-    watch.take(Scrape([figures], progress=retracted), time.time() - ago)
+    watch.take_page(Scrape([figures], progress=retracted), time.time() - ago)
 
 
 def test_positions_and_counters_are_in_the_file_when_the_block_is_read(place: Place) -> None:
@@ -381,7 +381,7 @@ def test_lines_of_one_printed_second_are_of_one_time_whenever_they_are_read(plac
         [1_800_000_000.0],
         list[float | None](),
     )
-    watch.take = lambda event, **_: seen.append(event.time)  # type: ignore[method-assign]
+    watch.take_line = lambda event, **_: seen.append(event.time)  # type: ignore[method-assign]
     book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=lambda: now[0])
     book.poll()
     for second, read in ((10, 0.2), (11, 0.0), (12, 0.1), (12, 0.9), (12, 1.6), (13, 0.4), (900, 0.5)):
@@ -403,7 +403,7 @@ def test_lines_of_one_printed_second_are_of_one_time_whenever_they_are_read(plac
 
 def test_a_printed_time_that_a_client_wrote_moves_no_line_of_the_servers_by_more_than_a_moment(place: Place) -> None:
     watch, now, seen = Watch(PROFILES["online"], 0.0, reads=True, scrapes=False), [1_800_000_000.0], list[float]()
-    watch.take = lambda event, **_: seen.append(now[0] - event.time)  # type: ignore[method-assign]
+    watch.take_line = lambda event, **_: seen.append(now[0] - event.time)  # type: ignore[method-assign]
     book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=lambda: now[0])
     book.poll()
     for second, printed in enumerate((0, 1, 59, 3, 4, 6, 6, 7)):

@@ -104,7 +104,7 @@ def test_a_hostile_model_name_costs_neither_the_page_nor_a_series(name: str, sgl
     sidecar = Sidecar(config(sglang_url=sglang.url, log_file=("/nonexistent/server.log",)))
     line = f"[2025-11-20 11:38:20] server_args={{'model_path': '{name}', 'tp_size': 8}}\n"
     for event in Reader().read(line.encode()):
-        sidecar.watch.take(event)
+        sidecar.watch.take_line(event)
     sglang.stop()
     page = page_of(sidecar)
     assert page.value("sglang_tuning_server_arg", arg="tp_size") == 8
@@ -191,7 +191,7 @@ def under_load(ranks: int) -> Sidecar:
     begin = sidecar.now() - 600
     sidecar.watch.begin = begin
     for at in range(0, 601, 15):
-        sidecar.watch.take(metrics.read(page(ranks)), begin + at)
+        sidecar.watch.take_page(metrics.read(page(ranks)), begin + at)
         sidecar.watch.judge(begin + at)
     return sidecar
 

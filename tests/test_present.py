@@ -112,11 +112,11 @@ def watched(steps: Iterable[tuple[float, str | bytes]]) -> Watch:
     watch, reader = Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True), Reader()
     for at, what in steps:
         if isinstance(what, str):
-            watch.take(metrics.read(what), BEGIN + at)
+            watch.take_page(metrics.read(what), BEGIN + at)
             continue
         for event in reader.read(what):
             event.time = BEGIN + at
-            watch.take(event)
+            watch.take_line(event)
     return watch
 
 
@@ -152,6 +152,6 @@ def test_a_bad_page_right_after_a_restart_counts_nothing_again(first: str) -> No
     watch = Watch(PROFILES["online"], BEGIN + 100, reads=True, scrapes=True)
     watch.restore(json.loads(json.dumps(before.saved(BEGIN + 90))), BEGIN + 100, 10.0)
     for at, page in ((101, first), (116, retracted(317)), (180, retracted(317))):
-        watch.take(metrics.read(page), BEGIN + at)
+        watch.take_page(metrics.read(page), BEGIN + at)
         watch.advance(BEGIN + at)
     assert watch.server.counted["retracted"] == 307

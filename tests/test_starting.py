@@ -22,7 +22,7 @@ def failed(
 def seen(*lines: str, answered: bool = False, release: str = "0.5.23") -> Beside:
     """A server that printed these lines, and answered or not."""
     beside = Beside()
-    beside.watch.take(ServerInfo(release, {}))
+    beside.watch.take_facts(ServerInfo(release, {}))
     beside.lines(*lines)
     if answered:
         beside.scrape(12)

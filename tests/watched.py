@@ -18,19 +18,19 @@ def watched(recorded: Recording, profile: str = "online") -> Watch:
     reader = Reader()
     info = parse_server_info(recorded.server_info or b"{}")
     if info is not None:
-        watch.take(info)
+        watch.take_facts(info)
     lines = [(line.at, 0, line.text) for line in recorded.lines]
     scrapes = [(scrape.at, 1, scrape.text) for scrape in recorded.scrapes]
     for at, is_scrape, text in sorted([*lines, *scrapes], key=lambda piece: piece[:2]):
         if is_scrape:
             starts = watch.server.starts
-            watch.take(metrics.read(text.decode()), READY + at)
+            watch.take_page(metrics.read(text.decode()), READY + at)
             if info is not None and watch.server.starts != starts:
-                watch.take(info)  # it is asked for after each start
+                watch.take_facts(info)  # it is asked for after each start
             continue
         for event in reader.read(text.rstrip(b"\n")):
             event.time = READY + at
-            watch.take(event)
+            watch.take_line(event)
     watch.advance(end_of(recorded))
     return watch
 

@@ -222,7 +222,7 @@ class Logbook:
         for event in self._at_their_times(path, events) if behind else events:
             if not behind:
                 event.time = self._live(path, event.time, now)
-            self._watch.take(event, past=behind)
+            self._watch.take_line(event, past=behind)
 
     def _live(self, path: str, printed: float | None, now: float) -> float:
         """Return when a line that is read now was printed, by this clock: the line that waited least shows what to add to printed times."""

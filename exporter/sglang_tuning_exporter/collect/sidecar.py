@@ -162,7 +162,7 @@ class Sidecar:
 
     def judged(self, now: float) -> Judgement:
         """Return the judgement with what is shown beside it; call it inside `view`."""
-        judged = self.watch.whole(self.judge(now), now)
+        judged = self.watch.report(self.judge(now), now)
         log = self.log
         lines = (
             {} if log is None else {"lines": sum(log.lines.values()), "unrecognised": sum(log.unrecognised.values())}
@@ -255,7 +255,7 @@ class Sidecar:
                 logger.info("scraping %s", self.config.metrics_url)
             self.scrape_seconds, self.unrecognised_families = seconds, page.unrecognised
             starts = watch.server.starts
-            watch.take(page, now, now - seconds)
+            watch.take_page(page, now, now - seconds)
             if self._was_away or watch.server.starts != starts:
                 self._ask_info_again()
                 self.counts_steps = self._asks_limits = False  # until the release is known: it may be another server
@@ -284,7 +284,7 @@ class Sidecar:
                 self._info_due = time.monotonic() + self._info_pause
                 self._info_pause = min(2 * self._info_pause, INFO_RETRY_SECONDS[1])
             if info is not None:
-                self.watch.take(info)
+                self.watch.take_facts(info)
             self.counts_steps = version is not None and version >= SNAPSHOT_SINCE
             # Only /v1/loads shows the limit of each DP rank.
             self._asks_limits = version is not None and version >= LIMITS_SINCE and self._has_ranks
@@ -311,7 +311,7 @@ class Sidecar:
                 self.loads_failures["invalid"] += 1
             self.measured.take(loads, self.now())
             for load in loads if self._has_ranks else ():
-                self.watch.take(load)
+                self.watch.take_facts(load)
 
     def _check_health(self) -> None:
         """Ask for a token if requests make no progress: counters alone cannot distinguish a hang from a wait."""

@@ -18,6 +18,7 @@ from typing import Any
 from sglang_tuning_exporter.config import FAIL_ON, profiles
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core import answer
+from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.diagnoses import BY_ID, adapted
 from sglang_tuning_exporter.core.findings import (
     FIRST_DATED_SECOND,
@@ -29,7 +30,6 @@ from sglang_tuning_exporter.core.findings import (
     Value,
 )
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.watch import Course
 from sglang_tuning_exporter.sglang.clean import clean, cleaned
 
 SCHEMA_VERSION = "2"
@@ -85,7 +85,7 @@ def judge(logs: Logs, profile: profiles.Profile) -> tuple[Judgement, profiles.Pr
     course = Course(profile)
     with progress(logs):
         for event in logs.events():
-            course.take(event)
+            course.take_line(event)
     judged = course.end(logs.end)
     begin = judged.begin
     if logs.first is not None and begin is not None and begin - logs.first > 0:

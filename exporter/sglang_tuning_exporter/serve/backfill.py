@@ -89,7 +89,7 @@ class BackfillView:
                     for at in self._due(event.time):
                         yield at, self._scraped(at)
                     self.last_line_at = event.time
-                self.watch.take(event)
+                self.watch.take_line(event)
                 self.lines, self.unrecognised = self._logs.tally
         self.lines, self.unrecognised = self._logs.tally
         end = self._logs.end
