@@ -1,4 +1,4 @@
-"""Find words that readers should not meet: `python -m release.wording` prints each with its place and its reason.
+"""Find words that readers should not meet, and names of tests that are no sentence: `python -m release.wording` prints each with its place.
 
 `python -m release.wording FILE …` checks these files instead of the listed ones.
 """
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 WORDS = Path(__file__).with_name("banned_words.yaml")
+LONGEST_NAME = 80  # of a test
 _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 
 
@@ -61,7 +62,17 @@ def problems(files: Iterable[Path] = ()) -> list[str]:
     ]
 
 
+def long_names() -> list[str]:
+    """Give one line for each name of a test that is longer than a sentence that can be said back."""
+    return [
+        f'{path}: "{name}": give it at most {LONGEST_NAME} characters'
+        for path in sorted((ROOT / "tests").glob("test_*.py"))
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if len(name) > LONGEST_NAME
+    ]
+
+
 if __name__ == "__main__":
-    lines = problems(map(Path, sys.argv[1:]))
-    print("\n".join(lines) or "no banned word")
+    lines = [*problems(map(Path, sys.argv[1:])), *long_names()]
+    print("\n".join(lines) or "no banned word, no long name of a test")
     sys.exit(1 if lines else 0)

@@ -78,7 +78,7 @@ def test_each_text_is_recognised_as_itself_or_as_one_that_says_the_same() -> Non
     assert len(unlike) <= len(table()) / 100, unlike  # two texts of which one fits into the hole of the other
 
 
-def test_every_text_names_a_flag_of_a_release_or_a_variable_and_each_has_a_name_of_its_own() -> None:
+def test_every_text_has_its_own_name_and_names_a_flag_or_a_variable() -> None:
     known = {"--" + name.replace("_", "-") for name in argument_names()}
     names = Counter(each.pattern for *_, each in table())
     assert set(names.values()) == {1}

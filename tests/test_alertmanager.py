@@ -323,7 +323,7 @@ def test_one_message_stands_for_many_servers_with_the_same_diagnosis(manager: Al
     assert not any(manager.names(each["labels"]["instance"]) for each in held)
 
 
-def test_two_servers_behind_one_exporter_have_a_message_each_and_both_are_held_back_when_it_is_dead(
+def test_two_servers_of_one_exporter_have_a_message_each_unless_it_is_dead(
     manager: Alertmanager,
 ) -> None:
     manager.send(*[of_fleet("both:9741", "queue_too_long", server=name) for name in ("chat", "code")])

@@ -137,7 +137,7 @@ def test_one_scrape_that_was_missed_is_no_dead_exporter(tmp_path: Path) -> None:
     assert answer(tmp_path, series, query("server", AT_END, "B", instance="a:1")) == []
 
 
-def test_states_are_counted_by_the_exporters_level_and_a_server_without_a_verdict_is_not_fine(tmp_path: Path) -> None:
+def test_states_are_counted_by_level_and_no_verdict_is_not_fine(tmp_path: Path) -> None:
     series = server("a:1", "healthy") | server("b:1", "scheduler_stuck", "critical") | server("c:1", "no_limit_in_log")
     for instance, found in (("d:1", "not_enough_data"), ("e:1", "starting"), ("f:1", "idle"), ("g:1", "stopped")):
         series |= server(instance, found)
@@ -172,7 +172,7 @@ def test_the_worst_stand_first_down_then_hung_memory_restarts_burn_and_lost_work
 # --- several servers and clusters ------------------------------------------------------------------------------------
 
 
-def test_several_servers_behind_one_exporter_are_several_rows_and_one_of_them_is_chosen(tmp_path: Path) -> None:
+def test_several_servers_of_one_exporter_are_rows_of_which_one_is_chosen(tmp_path: Path) -> None:
     series = {
         key.replace("{", f'{{server="{name}",', 1) if "sglang_tuning" in key else key: values
         for name, found in (("left", "healthy"), ("right", "queue_too_long"))
@@ -226,7 +226,7 @@ def test_what_limits_a_server_comes_first_and_advice_to_people_has_no_flag(tmp_p
 # --- as it should be -------------------------------------------------------------------------------------------------
 
 
-def test_a_verdict_that_changes_is_the_new_one_at_once_also_where_a_series_has_no_end(tmp_path: Path) -> None:
+def test_a_changed_verdict_is_shown_at_once_even_if_the_old_series_has_no_end(tmp_path: Path) -> None:
     series = server("a:1") | {
         verdict("a:1", "healthy", "none"): "1x40",  # as of a back-filled log: no mark where it ends
         verdict("a:1", "retracting_too_often", "warning"): "_x41 1x200",
@@ -267,7 +267,7 @@ def test_a_time_shown_is_judged_as_a_whole_and_not_by_its_last_minute(tmp_path: 
 # --- scrapes ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_figures_of_a_server_that_is_away_are_not_shown_while_the_exporter_answers(tmp_path: Path) -> None:
+def test_the_last_figures_of_an_absent_server_are_not_shown(tmp_path: Path) -> None:
     series = server("a:1", "server_down", "critical") | {
         'sglang_tuning_token_usage_ratio{job="sglang",instance="a:1",pool="full"}': "0.9x110 stale _x60"
     }

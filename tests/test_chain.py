@@ -101,7 +101,7 @@ def saved(follower: LogFollower) -> dict[str, object]:
     return positions
 
 
-def test_files_of_a_server_with_its_own_log_in_a_directory_beside_this_one_are_left_alone(
+def test_files_of_another_server_in_a_directory_beside_this_one_are_left_alone(
     log: Log, tmp_path: Path
 ) -> None:
     log.write(3)
@@ -119,7 +119,7 @@ def test_files_of_a_server_with_its_own_log_in_a_directory_beside_this_one_are_l
     assert (read(follower), lost(follower)) == ([4], 1)
 
 
-def test_a_glob_that_matches_rotated_files_in_a_directory_beside_the_log_reads_them_once(
+def test_a_glob_reads_rotated_files_of_a_directory_beside_the_log_once(
     log: Log, tmp_path: Path
 ) -> None:
     (tmp_path / "old").mkdir()
@@ -187,7 +187,7 @@ def test_a_file_compressed_by_zstd_is_read(log: Log) -> None:
 
 
 @pytest.mark.parametrize("processor", [bytes, gzip.compress], ids=["as it is", "gzip"])
-def test_the_files_of_svlogd_and_multilog_are_read_in_the_order_of_their_hexadecimal_names(
+def test_files_of_svlogd_and_multilog_are_read_in_order_of_their_names(
     tmp_path: Path, processor: Callable[[bytes], bytes]
 ) -> None:
     log = Log(tmp_path, "current")
@@ -364,7 +364,7 @@ def test_servers_with_the_same_first_lines_are_all_read(tmp_path: Path) -> None:
     assert read(follower) == second.numbers(1, 30)
 
 
-def test_the_log_of_another_server_with_a_smaller_number_is_not_read_for_one_whose_file_is_gone(tmp_path: Path) -> None:
+def test_the_log_of_another_server_does_not_replace_a_file_that_is_gone(tmp_path: Path) -> None:
     log, other = Log(tmp_path, "server-2.log"), Log(tmp_path, "server-1.log")
     log.write(1)
     follower = LogFollower([str(log.path)], from_start=True)

@@ -83,7 +83,7 @@ def test_every_container_is_pinned_confined_watched_limited_and_started_again(na
         assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", _filled_in(port))
 
 
-def test_the_health_check_of_the_exporter_is_the_image_s_own_and_needs_no_program_but_python() -> None:
+def test_the_exporters_health_check_is_the_images_own_and_needs_python_alone() -> None:
     check = SERVICES["exporter"]["healthcheck"]["test"]
     assert check == ["CMD", "python", "-m", "sglang_tuning_exporter.serve.probe"]
     assert f"CMD {json.dumps(check[1:])}" in DOCKERFILE
@@ -161,7 +161,7 @@ def test_grafana_reads_the_boards_where_the_compose_file_mounts_them() -> None:
     assert list((ROOT / mounts[folder]).glob("*.json"))
 
 
-def test_a_visitor_of_grafana_may_look_and_there_is_no_administrator_with_a_known_password() -> None:
+def test_grafana_lets_visitors_look_and_has_no_known_password() -> None:
     environment = SERVICES["grafana"]["environment"]
     assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
     assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
@@ -176,7 +176,7 @@ def test_a_container_log_of_docker_is_read_through_a_group_and_without_root() ->
 
 
 @pytest.mark.parametrize("path", MANIFESTS)
-def test_a_sidecar_is_as_confined_as_in_the_compose_file_and_never_takes_the_server_out_of_service(path: str) -> None:
+def test_a_sidecar_is_confined_and_never_takes_the_server_out_of_service(path: str) -> None:
     exporter = _containers(path)["exporter"]
     context = exporter["securityContext"]
     assert context["runAsUser"] == 10001
@@ -198,7 +198,7 @@ def test_the_images_of_a_manifest_are_pinned_and_its_server_gives_metrics(path: 
     assert "--enable-metrics" in " ".join(containers["sglang"]["args"])
 
 
-def test_the_systemd_unit_runs_serve_as_a_dynamic_user_and_stops_after_a_wrong_setting() -> None:
+def test_the_systemd_unit_has_a_dynamic_user_and_stops_after_a_wrong_setting() -> None:
     settings = dict(line.partition("=")[::2] for line in UNIT.splitlines() if re.match(r"[A-Z][A-Za-z]+=", line))
     assert settings["ExecStart"].endswith("/sglang-tuning-exporter serve")
     assert settings["DynamicUser"] == "yes"

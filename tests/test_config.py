@@ -197,7 +197,7 @@ def test_a_wrong_threshold_is_refused_by_name(given: str, remedy: str) -> None:
     assert refusal("--sglang-url", "http://a", "--threshold", given).startswith(remedy)
 
 
-def test_thresholds_that_contradict_each_other_are_refused_by_the_key_of_their_source(tmp_path: Path) -> None:
+def test_contradicting_thresholds_are_refused_by_the_key_of_their_source(tmp_path: Path) -> None:
     problem = "reserve_lower_gb=12: give a number below reserve_upper_gb=10"
     file = written(tmp_path, "log_file: x\nthreshold: {reserve_lower_gb: 12}\n")
     assert refusal(file=file).startswith(f"{file}: threshold={problem}")

@@ -52,7 +52,7 @@ def test_every_diagnosis_has_advice_even_where_nothing_is_known_of_the_server(ro
 # Retractions
 
 
-def test_a_limit_lowered_because_of_retractions_is_not_raised_again_for_the_room_it_left() -> None:
+def test_a_limit_lowered_for_retractions_is_not_raised_for_the_room_it_left() -> None:
     assert not one("running_at_limit", seen(Load(usage=0.72), max_running_requests=51, LIMIT=51.0)).flag
 
 

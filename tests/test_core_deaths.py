@@ -136,7 +136,7 @@ def test_little_memory_left_at_the_start_is_no_cause_of_a_death() -> None:
     assert because(watch, 81, "crashed") == ()
 
 
-def test_a_crash_after_the_next_start_has_served_does_not_follow_from_the_failure_before() -> None:
+def test_a_crash_of_a_later_start_does_not_follow_from_an_earlier_failure() -> None:
     again = [*start(80), *(decode(at) for at in range(92, 292, 2))]
     watch = after(*SERVED, stamp(73) + OUT_OF_MEMORY, *again, stamp(293) + DEATHS["a process that crashed"])
     assert because(watch, 300, "crashed") == ()
@@ -161,7 +161,7 @@ NO_MEMORY = {  # the function and its error; the flag, and what is said of it
 
 
 @pytest.mark.parametrize("error", NO_MEMORY)
-def test_what_had_no_room_decides_which_flag_is_lowered_though_its_value_is_not_in_the_log(error: str) -> None:
+def test_the_allocation_that_failed_decides_which_flag_is_lowered(error: str) -> None:
     where, lines, flag, said = NO_MEMORY[error]
     watch = after(decode(60), stamp(73) + DEATHS["an exception"], FRAME.format(where), *lines.split("\n"))
     change = watch.judge(BEGIN + 80).findings[0].changes[0]

@@ -241,7 +241,7 @@ def test_every_line_of_an_error_names_where_it_begins_in_its_file(tmp_path: Path
     assert [(each.text, each.figures["line"]) for each in found] == [(text, 5) for text in texts]
 
 
-def test_a_traceback_without_its_last_line_is_said_to_be_cut_and_an_earlier_one_explains(tmp_path: Path) -> None:
+def test_a_traceback_without_its_last_line_is_cut_and_an_earlier_one_explains(tmp_path: Path) -> None:
     cut = scheduler("", "srt/speculative/eagle_worker.py")[:-1]
     said = explained(tmp_path, SERVED, *cut)
     assert (said.word, said.where.partition(", raised ")[2]) == (

@@ -129,7 +129,7 @@ def test_usual_lines_of_a_recorded_log_are_read_as_by_the_table(path: Path, arou
     assert all_of(Reader(), text) == all_of(Slow(), text)
 
 
-def test_a_usual_line_inside_a_line_of_anybody_does_not_count_after_it_came_in_a_form() -> None:
+def test_a_usual_line_inside_any_other_line_does_not_count() -> None:
     reader, behind = Reader(), f"user said: {STAMP}{DECODE}".encode()
     assert [len(reader.read(line)) for line in (*[(STAMP + DECODE).encode()] * 3, behind, behind)] == [1, 1, 1, 0, 0]
 

@@ -306,7 +306,7 @@ def test_requests_that_wait_outside_of_all_stages_are_no_hang() -> None:
     assert server.found == (0.0, "")
 
 
-def test_the_log_is_silent_while_tokens_come_without_a_line_and_not_in_a_night_without_load(server: Server) -> None:
+def test_a_log_is_silent_if_tokens_come_without_lines_not_in_an_idle_night(server: Server) -> None:
     server.logs = False
     server.serves(300)
     server.running = server.open = 0.0

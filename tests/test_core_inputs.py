@@ -318,7 +318,7 @@ def test_sglangs_own_stamps_count_where_a_runtime_prints_times_of_another_zone()
 
 
 @pytest.mark.parametrize("hour", ["09", "11", "13"])
-def test_a_log_begins_with_sglangs_own_stamps_whatever_a_runtime_prints_around_lines_before_them(
+def test_a_log_begins_with_sglangs_own_stamps_not_with_a_runtimes(
     tmp_path: Path, hour: str
 ) -> None:
     around = f"2025-11-20T{hour}:40:10.5Z stderr F "
@@ -329,7 +329,7 @@ def test_a_log_begins_with_sglangs_own_stamps_whatever_a_runtime_prints_around_l
     assert (found.first, {event.time for event in found.events()}, found.notes) == (1763638810.0, {1763638810.0}, [])
 
 
-def test_a_log_begins_with_the_first_stamp_however_much_stands_before_it_and_little_comes_at_a_time(
+def test_a_log_begins_with_its_first_stamp_however_much_stands_before_it(
     tmp_path: Path,
 ) -> None:
     lines = ["a warning of Python's\n"] * 1900 + [decode("11:40:10"), decode("11:40:12")]

@@ -188,7 +188,7 @@ def test_findings_and_command_line_say_the_same(view: View) -> None:
 
 @many
 @given(views())
-def test_after_a_failure_nothing_takes_memory_and_while_requests_are_taken_back_none_are_added(view: View) -> None:
+def test_no_advice_takes_memory_after_a_failure_or_adds_requests_to_retractions(view: View) -> None:
     judgement = judge(view)
     protected = {BY_ID[each.diagnosis].protects for each in judgement.findings}
     # 0 and -1 compute prompts whole: every chunk takes less memory.

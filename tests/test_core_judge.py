@@ -48,7 +48,7 @@ def test_a_consequence_has_the_advice_of_its_cause() -> None:
 
 
 @pytest.mark.parametrize(("share", "flag"), [(0.4, "--max-running-requests"), (0.04, "")])
-def test_rejections_have_the_flag_of_the_reason_for_the_waits_though_waits_are_too_rare_for_a_finding(
+def test_rejections_have_the_flag_of_waits_too_rare_for_a_finding(
     share: float, flag: str
 ) -> None:
     # As on a real server: a queue of ten, full for 36 of 78 s because of the limit. Few seconds of waits show no reason.
@@ -94,7 +94,7 @@ def test_no_diagnosis_is_its_own_cause() -> None:
 # Requests that are reserved in full
 
 
-def test_the_fullest_moment_shows_what_requests_of_one_length_fill_while_too_few_ends_are_counted() -> None:
+def test_the_fullest_moment_shows_what_requests_of_one_length_fill() -> None:
     # As on a real server: 36 requests of 6,000 tokens at a time, the second wave half done.
     waits = {"held/36": 200.0, "running@held_back": 7200.0, "usage@held_back": 162.0}
     waits |= {"running@held_back:s": 200.0, "usage@held_back:s": 200.0, "most_running": 36.0, "most_usage": 0.97}

@@ -422,7 +422,7 @@ def test_behind_a_line_that_had_not_ended_nothing_counts() -> None:
     assert reader.unreadable == {"batch_line": 1}
 
 
-def test_a_line_of_a_full_pool_without_the_ratio_that_every_release_prints_is_no_retraction() -> None:
+def test_a_line_of_a_full_pool_without_its_ratio_is_no_retraction() -> None:
     reader = Reader()
     assert not reader.read((STAMP + RETRACTION.partition(", #new_token_ratio")[0]).encode())
     assert reader.unreadable == {"retraction_line": 1}

@@ -99,7 +99,7 @@ def test_every_report_keeps_the_schema_and_is_strict_json(log: Path, profile: st
     assert faults(json.loads(text)) == []
 
 
-def test_a_report_with_everything_keeps_the_schema_and_the_schema_refuses_what_is_not_in_it() -> None:
+def test_a_full_report_keeps_the_schema_which_refuses_anything_else() -> None:
     switch = Change(arg="disable_radix_cache", direction="drop", flag="--disable-radix-cache", now=True, removes=True)
     people = Change(words="send fewer requests at once")
     whole = judged(finding(changes=(RAISE, switch, people), because=("queue_too_long",)))

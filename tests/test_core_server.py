@@ -92,7 +92,7 @@ def test_a_micro_batch_has_its_share_of_the_running_limit(arguments: dict[str, A
         ((0.60, 0.84), False),
     ],
 )
-def test_without_its_start_a_batch_that_stays_is_at_a_limit_where_the_cache_is_not_nearly_full(
+def test_without_its_start_a_constant_batch_beside_free_cache_is_at_a_limit(
     usages: tuple[float, ...], *, is_limit: bool
 ) -> None:
     lines = [decode(20 + 2 * step, 40, 20, usages[step % len(usages)]) for step in range(120)]

@@ -186,7 +186,7 @@ def test_equal_gauges_above_counters_that_move_are_new(beside: Beside) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "activity"), [(9000, "serving"), (4, "idle")])
-def test_a_long_prompt_that_the_gauges_do_not_show_is_load_and_health_checks_are_none(
+def test_a_long_prompt_between_two_scrapes_is_load_and_health_checks_are_none(
     beside: Beside, tokens: float, activity: str
 ) -> None:
     beside.page(0.0, 0, progress=0, computed_tokens=0.0)

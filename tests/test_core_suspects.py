@@ -68,7 +68,7 @@ def test_without_a_trouble_that_it_causes_no_flag_is_named(load: Load, args: dic
 # The table
 
 
-def test_each_suspect_is_a_flag_of_some_release_and_says_why_and_when_it_will_not_help() -> None:
+def test_each_suspect_is_a_flag_of_a_release_with_its_reasons() -> None:
     for suspect in SUSPECTS:
         assert any(flag_of(suspect.change.arg, release) for release in releases()), suspect.change.arg
         assert suspect.change.why.endswith(".")

@@ -37,7 +37,7 @@ def test_advice_to_people_is_a_sentence_and_a_flag_can_be_removed() -> None:
     assert Change(arg="x", flag="--x", now=2048, removes=True).line == "Remove --x"
 
 
-def test_the_head_has_the_verdict_with_confidence_and_times_what_held_mostly_and_the_notes() -> None:
+def test_the_head_has_the_verdict_its_confidence_its_times_and_the_notes() -> None:
     head = said(finding()).split("\n\n")[0].splitlines()
     assert head == [
         "SGLang kept retracting running requests. (confidence: high; from 10:10:00 to 10:35:00)",
@@ -139,7 +139,7 @@ def test_no_color_or_a_dumb_terminal_turns_colours_off(variable: tuple[str, str]
     assert "\x1b" not in on_a_terminal(variables=(variable,))
 
 
-def test_a_terminal_gets_the_same_words_as_a_pipe_which_has_neither_colour_nor_progress() -> None:
+def test_a_terminal_gets_the_words_of_a_pipe_with_colour_and_progress() -> None:
     ended = program(*REPORT, TERM="xterm")
     assert "\x1b" not in ended.stdout
     assert ended.stderr == ""

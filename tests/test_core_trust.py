@@ -110,7 +110,7 @@ def test_after_the_first_batch_of_a_start_lines_are_marked_again() -> None:
     assert [event.marked for event in found] == [False, False, False, False, True]
 
 
-def test_a_start_that_text_of_others_can_have_printed_is_marked_with_all_that_follows() -> None:
+def test_a_start_that_a_client_can_have_written_is_marked_with_what_follows() -> None:
     assert marks(TOOL, START, LIMITS, AT + RETRACTION) == [True, True, True]
 
 

@@ -117,7 +117,7 @@ def test_beside_the_counter_forged_lines_add_nothing(lines: list[tuple[float, bo
     assert sum(beside.watch.doubtful.values()) == len(lines) - real
 
 
-def test_of_lines_that_cannot_all_be_true_those_with_the_fewest_requests_count_and_of_equal_ones_the_unmarked() -> None:
+def test_of_contradicting_lines_the_smallest_and_unmarked_ones_count() -> None:
     beside = served()
     for requests, marked in ((3, False), (1, False), (1, True), (1, False), (1, False)):
         beside.watch.take_line(Event("retraction", BEGIN + 73, figures={"requests": requests}, marked=marked))
@@ -129,7 +129,7 @@ def taken(beside: Beside, kind: str, at: float, *, past: bool = False, **figures
     beside.watch.take_line(Event(kind, BEGIN + at, figures=figures), past=past)
 
 
-def test_a_retraction_behind_the_first_page_is_not_counted_twice_while_the_log_is_caught_up() -> None:
+def test_a_retraction_before_the_first_page_is_not_counted_twice() -> None:
     beside = Beside()
     beside.scrape(12, retracted_requests=0.0)
     beside.scrape(18, retracted_requests=1.0)
@@ -285,7 +285,7 @@ def test_with_the_log_alone_a_server_that_was_asked_to_end_and_is_silent_has_sto
     assert beside.judge(126).verdict == "no_limit_in_log"
 
 
-def test_a_server_that_is_down_again_and_again_is_said_so_once_it_was_watched_for_an_hour() -> None:
+def test_often_down_is_reported_after_an_hour_of_watching() -> None:
     beside = Beside(reads=False)
     found = {}
     for at in range(0, 3700, 60):
@@ -436,7 +436,7 @@ def test_a_server_that_refuses_every_request_is_not_healthy() -> None:
 
 
 @pytest.mark.parametrize(("aborted", "rejected"), [(0.0, 5), (5.0, 0)])
-def test_streams_that_leave_the_queue_unstarted_were_rejected_if_no_client_took_them_back(
+def test_streams_that_leave_the_queue_unstarted_were_rejected_unless_given_up(
     aborted: float, rejected: int
 ) -> None:
     beside = Beside(reads=False)
@@ -618,7 +618,7 @@ def test_the_log_of_another_server_disagrees_and_one_that_stays_silent_is_said()
     assert "log_silent" in {each.diagnosis for each in beside.judge(260).findings}
 
 
-def test_a_server_that_worked_on_by_its_metrics_was_neither_stopped_nor_ended_by_an_error_before() -> None:
+def test_a_server_that_works_on_by_its_metrics_has_not_ended() -> None:
     beside = served()
     beside.lines(stamp(72) + SIGTERM)
     text = "ValueError: increase --mem-fraction-static"

@@ -188,7 +188,7 @@ def test_directly_behind_words_of_another_program_a_line_counts_and_is_marked() 
     assert [event.marked for event in events([line.encode() for line in text])] == [False, True]
 
 
-def test_a_form_that_can_be_a_sentence_counts_from_its_third_line_on_with_those_before() -> None:
+def test_a_form_that_can_be_a_sentence_counts_from_its_third_line_on() -> None:
     lines = around("stern", stamped([DECODE] * 3))
     reader = Reader()
     assert [len(reader.read(line)) for line in lines] == [0, 0, 3]

@@ -89,7 +89,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield run
 
 
-def test_retractions_reach_a_person_as_advice_to_raise_the_flag_and_never_to_lower_it(tmp_path: Path) -> None:
+def test_retractions_reach_a_person_as_advice_to_raise_the_flag(tmp_path: Path) -> None:
     begin = time.monotonic()
     with chain("retract", tmp_path) as run:
         while not run.notified():

@@ -56,7 +56,7 @@ def test_tp_ranks_that_count_the_same_pass_are_one_pass() -> None:
     assert (rank.graph_passes, rank.eager_passes) == (120, 0)
 
 
-def test_pp_ranks_that_repeat_constants_are_one_scheduler_and_phases_of_one_rank_add_up() -> None:
+def test_pp_ranks_are_one_scheduler_and_phases_of_one_rank_add_up() -> None:
     rank = only_rank("0.5.23_pp2-healthy")
     assert (rank.kv_pool_tokens, rank.available_gpu_memory_gb) == (1_040_384, 9.87)
     assert rank.graph_memory_gb == pytest.approx(2.31 + 0.87)

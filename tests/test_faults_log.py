@@ -63,7 +63,7 @@ NO_LOGS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_while_there_is_no_log_it_is_reported_and_the_old_file_and_then_the_new_one_are_read(server: Server) -> None:
+def test_a_missing_log_is_reported_and_old_and_new_file_are_read_in_order(server: Server) -> None:
     with following(*of(server)) as exporter:
         for words, put in NO_LOGS.items():
             server.write()
@@ -155,7 +155,7 @@ def test_a_log_on_a_full_disk_ends_in_half_a_line_and_goes_on_with_the_next(tmp_
         unmounted(disk)
 
 
-def test_a_log_that_grows_faster_than_it_is_read_is_caught_up_with_in_constant_memory(server: Server) -> None:
+def test_a_log_that_grows_faster_than_it_is_read_costs_constant_memory(server: Server) -> None:
     text = decode() * 4000
     with following(*of(server)) as exporter:
         server.raw(text)
@@ -191,7 +191,7 @@ def test_a_line_of_a_hundred_megabytes_is_dropped_whole_and_counted(server: Serv
         assert resident(exporter) - before < 8
 
 
-def test_of_a_glob_that_matches_hundreds_of_files_the_newest_are_followed_and_any_that_grows(tmp_path: Path) -> None:
+def test_of_hundreds_of_matching_files_the_newest_and_any_that_grows_are_followed(tmp_path: Path) -> None:
     old = time.time() - 10_000
     for number in range(400):
         path = tmp_path / f"start-{number:03}.log"
@@ -226,7 +226,7 @@ def test_of_a_glob_that_matches_hundreds_of_files_the_newest_are_followed_and_an
         one.close()
 
 
-def test_thousands_of_rotations_beside_the_log_do_not_matter_and_many_in_a_row_lose_nothing(server: Server) -> None:
+def test_many_rotations_lose_nothing_and_thousands_of_old_files_do_not_matter(server: Server) -> None:
     for number in range(3_000):
         Path(f"{server.path}.{number + 100}").touch()
     state = str(server.path.parent / "state.json")

@@ -97,7 +97,7 @@ def test_it_ends_in_time_while_it_is_far_behind_and_goes_on_where_it_was(server:
 
 
 @pytest.mark.parametrize("rotation", ["rename", "copytruncate"])
-def test_killed_and_started_while_a_log_is_written_and_rotated_it_counts_each_event_once(
+def test_kills_while_a_log_is_written_and_rotated_count_each_event_once(
     server: Server, state: Path, rotation: str
 ) -> None:
     dice, seen = random.Random(rotation), [0.0]
@@ -184,7 +184,7 @@ def test_within_half_a_gigabyte_of_address_space_it_works(server: Server) -> Non
         counted(exporter, 1000)
 
 
-def test_of_two_exporters_with_one_state_file_both_stay_right_and_the_second_says_what_to_do(
+def test_two_exporters_with_one_state_file_stay_right_and_the_second_warns(
     server: Server, state: Path
 ) -> None:
     with following(*of(server), *with_state(state)) as first, following(*of(server), *with_state(state)) as second:
@@ -227,7 +227,7 @@ def test_a_state_file_on_a_full_disk_is_reported_stays_whole_and_is_written_agai
         unmounted(disk)
 
 
-def test_a_directory_where_the_state_file_may_not_be_written_is_reported_and_it_goes_on(
+def test_a_state_file_that_may_not_be_written_is_reported_and_serving_goes_on(
     server: Server, tmp_path: Path
 ) -> None:
     closed = tmp_path / "closed"

@@ -258,7 +258,7 @@ def publish(server: FakeSGLang, page: bytes, version: str) -> None:
     server.answers |= {"/metrics": reply(page), "/server_info": reply(server_info(version), content_type=JSON)}
 
 
-def test_a_server_that_is_killed_is_down_and_counts_on_as_another_release_with_other_dp_ranks(
+def test_a_killed_server_is_down_and_counts_on_as_another_release(
     sglang: FakeSGLang,
 ) -> None:
     publish(sglang, serving(1000), "0.5.20")

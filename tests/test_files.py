@@ -116,7 +116,7 @@ def test_a_setting_that_names_a_fifo_is_a_mistake_of_the_user_and_does_not_wait(
     assert time.monotonic() - begin < 30
 
 
-def test_a_file_that_does_not_answer_at_the_start_is_a_mistake_except_the_state_file_which_is_tried_again(
+def test_a_file_that_does_not_answer_stops_the_start_except_the_state_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(files.within, "__defaults__", (0.2,))

@@ -82,7 +82,7 @@ def test_the_series_of_a_histogram_come_together_with_their_buckets() -> None:
     assert samples(strict(openmetrics(page))) == samples(lenient(page))
 
 
-def test_a_live_page_has_the_same_series_in_both_formats_packed_or_not_and_the_exporters_process(
+def test_a_live_page_has_the_same_series_in_both_formats(
     sglang: FakeSGLang,
 ) -> None:
     sglang.answers["/metrics"] = reply(SERVING)

@@ -51,7 +51,7 @@ def test_inputs_that_failed_once_pass_now() -> None:
 
 
 @pytest.mark.parametrize("case", sorted((FOUND / "web_config").iterdir()), ids=lambda case: case.name)
-def test_a_web_configuration_that_failed_once_is_refused_in_one_line_without_its_secrets(case: Path) -> None:
+def test_a_refused_web_configuration_prints_one_line_without_secrets(case: Path) -> None:
     with pytest.raises(UsageError) as refused:
         load(case, {})
     assert str(refused.value).isprintable()

@@ -51,7 +51,7 @@ def test_the_folder_of_rules_that_readme_names_holds_those_for_the_exporter_alon
         ("mimir", "alerts/mimir", "sglang-native.yml"),
     ],
 )
-def test_rules_without_the_exporter_have_a_folder_and_for_one_release_their_former_path(
+def test_rules_without_the_exporter_keep_their_former_path_for_one_release(
     kind: str, folder: str, name: str, tmp_path: Path
 ) -> None:
     assert program("generate", "--format", kind, "--output", str(tmp_path), cwd=tmp_path).returncode == 0

@@ -43,7 +43,7 @@ def test_lint_finds_nothing_wrong() -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
 
 
-def test_without_an_address_sglang_runs_with_the_exporter_as_a_sidecar_that_reads_its_log() -> None:
+def test_without_an_address_the_exporter_is_a_sidecar_that_reads_sglangs_log() -> None:
     manifests = rendered()
     assert set(manifests) == {"Deployment", "Service"}
     sglang, exporter = (containers(manifests)[name] for name in ("sglang", "exporter"))
@@ -69,7 +69,7 @@ def test_an_address_makes_an_exporter_alone_that_reads_metrics() -> None:
 
 
 @pytest.mark.parametrize("settings", [(), ("sglangUrl=http://chat:30000",)], ids=["sidecar", "alone"])
-def test_the_exporter_is_as_confined_as_in_the_other_manifests_and_never_takes_the_server_out_of_service(
+def test_the_chart_confines_the_exporter_which_never_stops_the_server(
     settings: tuple[str, ...],
 ) -> None:
     exporter = containers(rendered(*settings))["exporter"]

@@ -314,7 +314,7 @@ def test_a_log_without_a_readable_line_is_reported_once_with_its_first_line(
     assert sum("cannot parse lines that look like SGLang's; the first:" in each for each in said) == 1
 
 
-def test_arguments_that_may_go_on_in_the_next_line_are_taken_after_seconds_of_silence(place: Place) -> None:
+def test_unfinished_arguments_are_read_after_seconds_of_silence(place: Place) -> None:
     now = time.time()
     watch = Watch(PROFILES["online"], now, reads=True, scrapes=False)
     book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=lambda: now)
@@ -333,7 +333,7 @@ def cri(tag: str, line: str) -> str:
 
 
 @pytest.mark.parametrize(("first", "counted"), [(DECODE, 33), ("", 32)])
-def test_a_part_of_a_line_at_the_end_of_a_file_does_not_swallow_the_next_files_first_line(
+def test_an_unfinished_last_line_does_not_swallow_the_next_files_first_line(
     place: Place, first: str, counted: int
 ) -> None:
     with place.reader() as (book, _watch):
@@ -401,7 +401,7 @@ def test_lines_of_one_printed_second_are_of_one_time_whenever_they_are_read(plac
     ]  # the clock was set
 
 
-def test_a_printed_time_that_a_client_wrote_moves_no_line_of_the_servers_by_more_than_a_moment(place: Place) -> None:
+def test_a_time_that_a_client_wrote_moves_the_servers_lines_by_a_moment_at_most(place: Place) -> None:
     watch, now, seen = Watch(PROFILES["online"], 0.0, reads=True, scrapes=False), [1_800_000_000.0], list[float]()
     watch.take_line = lambda event, **_: seen.append(now[0] - event.time)  # type: ignore[method-assign]
     book = Logbook(config(log_file=(str(place.log),)), watch, LOCK, clock=lambda: now[0])

@@ -207,7 +207,7 @@ def test_a_further_rank_adds_few_series() -> None:
     assert (four.total() - two.total()) / 2 <= MOST_OF_A_RANK, (four - two).most_common(12)
 
 
-def test_rows_without_an_alert_have_no_condition_and_a_limit_stands_only_beside_what_is_measured(
+def test_only_measured_diagnoses_with_an_alert_have_a_condition_and_its_limit(
     tmp_path: Path,
 ) -> None:
     sidecar = watched_retractions(tmp_path)

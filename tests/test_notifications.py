@@ -29,7 +29,7 @@ def message(*alerts: object) -> dict[str, object]:
     return {"version": "4", "status": "firing", "alerts": list(alerts)}
 
 
-def test_a_firing_alert_names_the_flag_its_present_value_the_value_to_try_and_the_reason() -> None:
+def test_a_firing_alert_names_the_flag_both_values_and_the_reason() -> None:
     assert as_text(message(FIRING)) == (
         "[warning] SGLangRetractingTooOften on gpu1:9741\n"
         "  Requests are taken out again.\n"

@@ -120,7 +120,7 @@ def watched(steps: Iterable[tuple[float, str | bytes]]) -> Watch:
     return watch
 
 
-def test_a_rank_that_the_log_alone_names_is_gone_a_minute_later_if_the_page_names_others() -> None:
+def test_a_rank_that_only_the_log_names_is_gone_after_a_minute() -> None:
     both = series(0) + series(1)
     steps: list[tuple[float, str | bytes]] = [(0, both), (1, batch(5, 7)), (30, both)]
     assert 5 in watched(steps).server.schedulers, "its page may be made before"

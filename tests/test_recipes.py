@@ -164,7 +164,7 @@ print(judgement.verdict, *(word for change in own.changes for word in (change.fl
 """
 
 
-def test_a_new_diagnosis_is_the_verdict_over_its_consequence_with_its_flag_rule_and_truth(tree: Tree) -> None:
+def test_a_new_diagnosis_is_the_verdict_over_its_consequence_with_its_flag(tree: Tree) -> None:
     colours = json.loads(tree.run("-c", COLOURS))
     family = tree.folder / PACKAGE / "core/diagnoses/admission.py"
     tree.write(PACKAGE + "core/diagnoses/admission.py", family.read_text(encoding="utf-8") + DIAGNOSIS)

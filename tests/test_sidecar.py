@@ -151,7 +151,7 @@ def test_a_server_that_hangs_on_its_arguments_does_not_stop_the_scrapes(sglang: 
         wait_for(lambda: sglang.count("/metrics") > seen)
 
 
-def test_a_server_whose_requests_stand_still_is_asked_for_a_token_and_not_all_the_time(
+def test_a_server_whose_requests_stand_still_is_asked_for_a_token_now_and_then(
     sglang: FakeSGLang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with watching(sglang_url=sglang.url) as sidecar:

@@ -95,7 +95,7 @@ def test_silence_is_never_false_and_right_only_by_a_way_in_that_is_silent() -> N
     assert judged(answer(43, "healthy"), silent=["both"]) == {}
 
 
-def test_a_false_verdict_counts_at_any_time_of_the_load_and_a_healthy_one_when_it_is_asked() -> None:
+def test_a_false_verdict_counts_at_any_time_a_healthy_one_when_asked() -> None:
     last = answer(43, "running_far_below_limit", RAISED)
     assert judged(answer(10, "client_too_slow"), last) == {"nothing false": "client_too_slow for 50% of the time"}
     assert judged(answer(1, "client_too_slow"), last, answer(51, "client_too_slow")) == {}
@@ -108,7 +108,7 @@ def test_a_change_in_the_wrong_direction_or_fewer_requests_first_is_no_cure(chan
     assert judged(answer(43, "running_far_below_limit", change, RAISED)).keys() == {"cure first"}
 
 
-def test_no_change_is_both_a_cure_and_forbidden_and_every_entry_names_where_its_truth_is_from() -> None:
+def test_no_change_is_both_cure_and_forbidden_and_every_entry_has_a_source() -> None:
     for case in cases():
         entry = case.check.args[0]  # type: ignore[attr-defined]
         rules = {*entry.get("cures", ()), *(cure.split()[0] for cure in entry.get("cures", ()))}

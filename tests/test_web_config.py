@@ -160,7 +160,7 @@ def accepted(file: Path) -> bool:
     return True
 
 
-def test_every_file_is_judged_as_node_exporter_judges_it_but_for_those_that_are_named(certified: Certificates) -> None:
+def test_every_file_is_judged_as_by_node_exporter_but_for_the_named_ones(certified: Certificates) -> None:
     files = {name: certified.write(text, f"{number}.yml") for number, (name, text) in enumerate(FILES.items())}
 
     def theirs(file: Path) -> bool:
@@ -514,7 +514,7 @@ def test_a_bucket_fills_again_up_to_its_burst_and_is_full_under_a_new_limit() ->
     assert [bucket.take(other, 99.0), bucket.take(other, 99.0)] == [True, False]
 
 
-def test_a_right_password_is_remembered_while_its_hash_is_the_same_and_a_wrong_one_never() -> None:
+def test_a_right_password_is_remembered_while_its_hash_stays_a_wrong_one_never() -> None:
     passwords, users = Passwords(), {"a": HASH}
     assert not passwords.is_cached(users, "a", b"right")
     assert passwords.verify(users, "a", b"right")
