@@ -75,7 +75,7 @@ def test_pages_findings_and_metrics_show_none(log: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["report", "backfill --output /nowhere/x", "replay", "serve --sglang-url http://127.0.0.1:9 --web-config"],
+    ["report", "plan", "replay", "serve --sglang-url http://127.0.0.1:9 --web-config"],
 )
 def test_no_error_shows_one(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*shlex.split(command), "/nowhere/" + EVIL.replace("\0", "")]) == 2

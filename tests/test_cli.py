@@ -38,7 +38,7 @@ def test_a_wrong_flag_is_one_line_with_key_value_and_remedy(arguments: list[str]
         (["report", "--profile", "fast", "--threshold", "queue_upper=3"], {}, "--profile=fast: give one of online"),
         (["report", "--format", "pdf"], {"FORMAT": "json"}, "--format=pdf: give one of text, json, html"),
         (["report"], {"FORMAT": "pdf"}, "SGLANG_TUNING_FORMAT=pdf: give one of text, json, html"),
-        (["backfill", "--output", "x"], {"PROFILE": "fast"}, "SGLANG_TUNING_PROFILE=fast: give one of online, offline"),
+        (["report"], {"PROFILE": "fast"}, "SGLANG_TUNING_PROFILE=fast: give one of online, offline"),
         (["plan"], {"THRESHOLD": "queue_upper=x"}, "SGLANG_TUNING_THRESHOLD=queue_upper=x: give a number"),
         (
             ["plan"],

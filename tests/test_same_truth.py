@@ -1,9 +1,8 @@
-"""`report` and `backfill` say the same of a log: which alerts would have been sent, from when to when."""
+"""`report` and the exporter beside the log name the same alerts, from the same times on."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +14,12 @@ import pytest
 
 from nights import failing, prolonged
 from sglang_tuning_exporter.cli import main
-from sglang_tuning_exporter.serve.backfill import STEP_SECONDS
+from sglang_tuning_exporter.core.diagnoses import adapted
+from sglang_tuning_exporter.core.inputs import Logs
+from sglang_tuning_exporter.core.watch import Watch
 
 WITHIN = 60.0  # seconds between the two: a report looks every half minute
+STEP_SECONDS = 15.0  # between two scrapes of the exporter
 
 
 # name -> profile, log, and alerts that must be among those that fire: an agreement on silence proves little
@@ -43,10 +45,10 @@ SEVERAL_STARTS = {"failing"}
 
 @dataclass(frozen=True)
 class Night:
-    """The alerts of one log, by `report` and by `backfill`: name and unix seconds; what fires at the end of the log has no end."""
+    """The alerts of one log, by `report` and by the exporter: name and unix seconds; an alert that fires at the end of the log has no end."""
 
     reported: list[tuple[str, float, float]]
-    backfilled: list[tuple[str, float, float]]
+    watched: list[tuple[str, float, float]]
 
 
 def reported(log: Path, profile: str, directory: Path) -> list[tuple[str, float, float]]:
@@ -63,21 +65,31 @@ def _unix(time: str) -> float:
     return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
 
 
-def backfilled(log: Path, profile: str, directory: Path) -> list[tuple[str, float, float]]:
-    """The alerts that fire at each moment; one ends at the first moment without it."""
-    output = directory / "night.om"
-    assert main(["backfill", str(log), "--profile", profile, "--output", str(output)]) == 0
-    text = output.read_text()
-    last = max(float(line.split()[-1]) for line in text.splitlines() if line.startswith("up{"))
-    firing: defaultdict[str, list[float]] = defaultdict(list)
-    for labels, at in re.findall(r'^ALERTS\{(.*alertstate="firing".*)\} \S+ (\S+)$', text, re.MULTILINE):
-        firing[re.findall(r'alertname="(\w+)"', labels)[0]].append(float(at))
+def watched(log: Path, profile: str) -> list[tuple[str, float, float]]:
+    """The alerts of the exporter that reads the log alone, as it is printed; one ends at the first scrape without it."""
+    logs, firing = Logs([str(log)]), defaultdict[str, list[float]](list)
+    assert logs.first is not None
+    at, watch = logs.first, Watch(adapted(profile), logs.first, reads=True, scrapes=False)
+
+    def scrape_until(end: float) -> None:
+        nonlocal at
+        while at + STEP_SECONDS <= end:
+            at += STEP_SECONDS
+            watch.advance(at)
+            watch.judge(at)
+            for alert in watch.clocks.firing:
+                firing[alert.alert].append(at)
+
+    for event in logs.events():
+        scrape_until(event.time or at)
+        watch.take_line(event)
+    scrape_until((logs.end or at) + STEP_SECONDS)
     spans = []
     for alert, times in firing.items():
         begin = times[0]
-        for at, following in zip(times, [*times[1:], inf], strict=True):
-            if following - at > STEP_SECONDS:
-                spans.append((alert, begin, inf if at == last else at + STEP_SECONDS))
+        for time, following in zip(times, [*times[1:], inf], strict=True):
+            if following - time > STEP_SECONDS:
+                spans.append((alert, begin, inf if time == at else time + STEP_SECONDS))
                 begin = following
     return sorted(spans)
 
@@ -89,26 +101,24 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Night]:
     for name, (profile, make, _) in NIGHTS.items():
         log = directory / f"{name}.log"
         log.write_bytes(make())
-        found[name] = Night(reported(log, profile, directory), backfilled(log, profile, directory))
+        found[name] = Night(reported(log, profile, directory), watched(log, profile))
     return found
 
 
 @pytest.mark.parametrize("name", NIGHTS)
 def test_both_name_the_same_alerts(nights: dict[str, Night], name: str) -> None:
     night = nights[name]
-    assert [alert for alert, *_ in night.backfilled] == [alert for alert, *_ in night.reported]
+    assert [alert for alert, *_ in night.watched] == [alert for alert, *_ in night.reported]
     assert NIGHTS[name][2] <= {alert for alert, *_ in night.reported}
 
 
 @pytest.mark.parametrize("name", NIGHTS)
 def test_each_alert_starts_and_ends_both_ways_within_a_minute(nights: dict[str, Night], name: str) -> None:
-    for (alert, begin, end), (_, started_at, ended_at) in zip(
-        nights[name].backfilled, nights[name].reported, strict=True
-    ):
+    for (alert, begin, end), (_, started_at, ended_at) in zip(nights[name].watched, nights[name].reported, strict=True):
         assert begin == pytest.approx(started_at, abs=WITHIN), alert
         if name not in SEVERAL_STARTS:
             assert end == pytest.approx(ended_at, abs=WITHIN), alert
 
 
 def test_a_steady_server_fires_nothing_either_way(nights: dict[str, Night]) -> None:
-    assert (nights["steady"].reported, nights["steady"].backfilled) == ([], [])
+    assert (nights["steady"].reported, nights["steady"].watched) == ([], [])

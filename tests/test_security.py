@@ -121,8 +121,6 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for format_ in ("text", "json", "html"):
             main(["report", str(log), "--format", format_, "--output", str(place / f"report.{format_}")])
             found[f"report as {format_}"] = (place / f"report.{format_}").read_text()
-        main(["backfill", str(log), "--output", str(place / "night.om")])
-        found["backfill"] = (place / "night.om").read_text()
         recorded = subprocess.Popen(
             [*PROGRAM, "record", "--sglang-url", fake.url, "--log-file", str(log),
              "--output", str(place / "recording"), "--api-key-file", str(key), "--keep-request-text", "--seconds", "4"],
@@ -159,7 +157,6 @@ def test_the_outputs_that_were_searched_are_those_of_a_server_that_was_seen(outp
     assert "a/b" in outputs["report as json"]
     assert "<html" in outputs["report as html"]
     assert "etract" in outputs["report as text"]
-    assert outputs["backfill"].endswith("# EOF\n")
     assert "--api-key-file" in outputs["process arguments"]
     assert "listening on" in outputs["standard error"]
     assert outputs["state file"].startswith("{")

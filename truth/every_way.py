@@ -6,7 +6,6 @@ since when, the advice, and over the load until its end the mean wait, the mean 
 
 from __future__ import annotations
 
-import tempfile
 from calendar import timegm
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from functools import partial
 from itertools import groupby, product
 from math import sqrt
 from operator import eq
-from pathlib import Path
 from statistics import fmean, stdev
 from time import strptime
 from typing import Any
@@ -64,7 +62,7 @@ def cases() -> Iterator[Case]:
 def ask(case: Case) -> list[Answer]:
     """Return an answer by each way in: the one at the end, or the worst said live; and all that the richest said. `text` names way or verdict."""
     recording, answers = case.recording(), list[Answer]()
-    begin, until = _load(recording)
+    _, until = _load(recording)
     cut = replace(recording, log=tuple(chunk for chunk in recording.log if chunk[0] <= until))
     under_load = replace(case, recording=lambda: cut)  # a report is of the same time as what is said live
     for way in WAYS:
@@ -77,22 +75,14 @@ def ask(case: Case) -> list[Answer]:
             then = [each for each in said if each.at <= until] or said
             answers.append(replace(then[-1], metrics=figures, text=AT_THE_END))
             answers += [each for name, each in last.items() if held[name] >= HELD_SECONDS or name == said[-1].verdict]
-    with tempfile.TemporaryDirectory(prefix="truth-") as folder:
-        log = Path(folder) / "server.log"
-        log.write_bytes(recording.text)
-        series = ways.backfill(log, ["--profile", case.profile])
-    metrics = {name: points[-1][1] for name, points in series.items() if points}
-    under = {name: [value for at, value in series.get(name, ()) if begin <= at <= until] for name in (USAGE, WAIT)}
-    if under[WAIT]:
-        metrics[WAIT] = under[WAIT][-1]
-    return [*answers, Answer(0.0, 0, "", metrics={**metrics, **_sampled(under[USAGE])}, text="backfill")]
+    return answers
 
 
 def check(_way: str, answers: Sequence[Answer]) -> Checks:
     """Compare each way with the richest: with what that said of the same where it said several things in turn."""
     said = {answer.text: _said(answer) for answer in answers}
     checks: Checks = {}
-    for way, (figure, same) in product(("report", "log", "metrics", "backfill"), _COMPARED.items()):
+    for way, (figure, same) in product(("report", "log", "metrics"), _COMPARED.items()):
         richest, verdict = said["both"], said[way].verdict
         if way == "report" and verdict == said[AT_THE_END].verdict:  # of the log until then
             richest = said[AT_THE_END]

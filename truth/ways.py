@@ -126,22 +126,6 @@ def _change(advice: Mapping[str, Any]) -> Change:
     return Change(flag, advice.get("current"), advice.get("suggested"), words.strip(), said)
 
 
-def backfill(log: Path, options: list[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return the series of `backfill` by name and labels without its own: each with its times and values."""
-    output = log.with_suffix(".om")
-    status, _, error = command(["backfill", *options, "--output", str(output), str(log)])
-    if status:
-        raise RuntimeError(f"backfill: exit {status}: {error}")
-    series: dict[str, list[tuple[float, float]]] = {}
-    for line in output.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            name, value, at = line.replace('job="sglang",instance="backfill",', "").rsplit(" ", 2)
-            series.setdefault(name.replace('{job="sglang",instance="backfill"}', ""), []).append(
-                (float(at), float(value))
-            )
-    return series
-
-
 def _flat(counts: Mapping[str, Any], above: str = "") -> dict[str, float]:
     """Name the counts of an object within the counts by both names."""
     flat: dict[str, float] = {}

@@ -150,26 +150,6 @@ def report(*, max_gb: float | None, **given: Any) -> int:
 
 
 @_command(
-    "a server's log as metrics, for a Prometheus that was not there",
-    "Write what the exporter would have exposed over a log as OpenMetrics with times, for"
-    " `promtool tsdb create-blocks-from openmetrics`.",
-    *_logs("+", "accept", "wait"),
-    _flag("--output FILE", "where to write it", type=Path, required=True),
-    _flag("--job NAME", "the series' job (default sglang)", default="sglang"),
-    _flag("--instance NAME", "the series' instance (default backfill)", default="backfill"),
-    _flag("--grafana-url BASE", "Grafana's address in the printed link (default http://localhost:3000)"),
-    _flag("--date YYYY-MM-DD", "the day of the first line, of a log without dates"),
-)
-def backfill(*, max_gb: float | None, grafana_url: str | None, **given: Any) -> int:
-    """Write the metrics that an old log would have produced."""
-    from sglang_tuning_exporter.mixin import alerts
-    from sglang_tuning_exporter.serve import backfill
-
-    board = f"{(grafana_url or alerts.GRAFANA_URL).rstrip('/')}/d/{alerts.SERVER_BOARD}"
-    return backfill.run(board=board, most=_byte_limit(max_gb), **_layered(given))
-
-
-@_command(
     "what a line of a log was read as, and why",
     "Print what a line was read as, whether it counts, and whether text of a client could have printed it; without a"
     " line, how many lines of the log were read as what.",

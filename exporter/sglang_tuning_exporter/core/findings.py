@@ -1,6 +1,6 @@
 """The answer: what limits a server, its findings with evidence and changes, and what is shown beside them. Pure data, with its words.
 
-Report, page, API, `/metrics` and `backfill` all read it; whoever shows it measures and judges nothing anew.
+Report, page, API and `/metrics` all read it; whoever shows it measures and judges nothing anew.
 """
 
 from __future__ import annotations

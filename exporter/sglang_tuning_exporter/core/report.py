@@ -38,6 +38,7 @@ _COUNTS = (
     "out_of_memory.decode", "out_of_memory.graph_capture", "out_of_memory.startup", "out_of_memory.unknown", "server_starts", "unrecognised",
 )  # fmt: skip
 _LAST = ("running_requests", "queued_requests", "token_usage")
+_MANY_BYTES = 64 << 20  # of logs: reading them takes seconds, and a terminal shows how far it is
 Document = dict[str, Any]
 
 
@@ -61,7 +62,7 @@ def run(
     read = Logs(logs, most=most)
     before = Logs(against, most=most) if against else None
     if output is not None:
-        check_output(output, *(each.paths for each in (read, before) if each is not None))
+        _check_output(output, *(each.paths for each in (read, before) if each is not None))
     judged, applied = judge(read, used)
     compared = None if before is None else answer.compare(judge(before, used)[0], judged)
     if format == "json":
@@ -83,7 +84,7 @@ def judge(logs: Logs, profile: profiles.Profile) -> tuple[Judgement, profiles.Pr
     Raise `UsageError` for input that cannot be read or is no log of SGLang.
     """
     course = Course(profile)
-    with progress(logs):
+    with _progress(logs):
         for event in logs.events():
             course.take_line(event)
     judged = course.end(logs.end)
@@ -266,7 +267,7 @@ def _style() -> answer.Style:
     return answer.Style(colour, shutil.get_terminal_size().columns)
 
 
-def check_output(output: Path, *read: Iterable[Path]) -> None:
+def _check_output(output: Path, *read: Iterable[Path]) -> None:
     """Check that a file can be written beside those that are read. Raise `UsageError`."""
     name = f"--output={clean(str(output))}"
     if output.is_dir():
@@ -294,10 +295,10 @@ def write(text: str, output: Path | None = None) -> None:
 
 
 @contextmanager
-def progress(logs: Logs, worth: int = 64 << 20) -> Iterator[None]:
-    """Show the bytes read of logs, as a line that overwrites itself on a terminal, of `worth` bytes or more, or of an unknown size."""
+def _progress(logs: Logs) -> Iterator[None]:
+    """Show the bytes read of logs, as a line that overwrites itself on a terminal, where there are many or an unknown number."""
     of = f" of {logs.size >> 20:,}" if logs.size else ""
-    is_shown = sys.stderr.isatty() and (not logs.size or logs.size >= worth)
+    is_shown = sys.stderr.isatty() and (not logs.size or logs.size >= _MANY_BYTES)
     read, last = 0, time.monotonic()
 
     def show(number: int) -> None:

@@ -25,7 +25,6 @@ MOST_RULES = 14  # of a group, which is evaluated one rule after the other
 _SECONDS_IN = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?<![\w.])(\d+)([smh])(?![\w.])")
 _OF_RULES = re.compile(r"(?<=\[)\d+[smh](?=\])|(?<=\boffset )\d+[smh]|(?<=for: )\d+[smh]")  # the rest is prose
-GRAFANA_URL = "http://localhost:3000"
 FLEET_BOARD, SERVER_BOARD = "sglang-tuning-fleet", "sglang-tuning-server"  # the boards that notifications link to
 # A label that the alert lacks is rendered as "", which matches.
 _SELECTOR = ", ".join(f"{name}=%q" for name in SERVER)

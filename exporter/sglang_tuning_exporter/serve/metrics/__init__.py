@@ -27,13 +27,11 @@ from sglang_tuning_exporter.serve.metrics.families import (
 
 if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.log import Logbook
-    from sglang_tuning_exporter.serve.backfill import BackfillView
 
 __all__ = ["collect", "reference_sections", "serving"]
-Watched: TypeAlias = "Sidecar | BackfillView"  # a server that runs, or a log of the past
 
 
-def sections(sidecar: Watched, now: float) -> dict[str, list[Family]]:
+def sections(sidecar: Sidecar, now: float) -> dict[str, list[Family]]:
     """Return every family by its heading in the reference, those without samples included."""
     return {
         "Data sources": [*sources(sidecar, now)],
@@ -47,7 +45,7 @@ def sections(sidecar: Watched, now: float) -> dict[str, list[Family]]:
     }
 
 
-def collect(sidecar: Watched) -> list[Family]:
+def collect(sidecar: Sidecar) -> list[Family]:
     """Return all `sglang_tuning_*` families with samples, at one moment. Names, labels and meanings are the contract with rules and boards.
 
     While older lines of the log are read, its counters are left out: Prometheus would count their increase as present events.
@@ -85,7 +83,7 @@ UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args
 CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
 
 
-def sources(sidecar: Watched, now: float) -> Iterable[Family]:
+def sources(sidecar: Sidecar, now: float) -> Iterable[Family]:
     """Return the families about where the figures come from, and whether those sources work."""
     watch, config, is_scraped = sidecar.watch, sidecar.config, sidecar.config.sglang_url is not None
     failure = sidecar.watch.failure
@@ -143,7 +141,7 @@ def serving(external_url: str | None, answered: Mapping[int, int], *, is_tls: bo
     ]
 
 
-def _files(log: Logbook | BackfillView) -> Iterable[Family]:
+def _files(log: Logbook) -> Iterable[Family]:
     doc = "Whether this log file is being followed."
     family = gauge("log_up", doc, "file", source="log")
     yield family.with_samples((printable(file.path), float(file.up)) for file in log.files)
@@ -161,7 +159,7 @@ def _files(log: Logbook | BackfillView) -> Iterable[Family]:
     yield single("state_file_up", doc, None if problem is None else float(not problem))
 
 
-def _lines(sidecar: Watched, log: Logbook | BackfillView, now: float) -> Iterable[Family]:
+def _lines(sidecar: Sidecar, log: Logbook, now: float) -> Iterable[Family]:
     doc = "When the last line of the log arrived, in unix seconds."
     yield single("log_last_line_timestamp_seconds", doc, log.last_line_at, "log")
     doc = "Seconds from the last batch line of the log to the last work seen in the metrics; 0 while lines come."
@@ -196,7 +194,7 @@ _COUNTED = {
 }
 
 
-def server(sidecar: Watched, now: float) -> Iterable[Family]:
+def server(sidecar: Sidecar, now: float) -> Iterable[Family]:
     """Return the families about release, arguments, requests, liveness and latencies."""
     state, facts = sidecar.watch.server, sidecar.watch.server.facts
     page, counted = state.page, state.counted
@@ -255,7 +253,7 @@ def server(sidecar: Watched, now: float) -> Iterable[Family]:
     yield single("last_request_timestamp_seconds", doc, None if at is None else sidecar.unix(at))
 
 
-def memory(sidecar: Watched) -> Iterable[Family]:
+def memory(sidecar: Sidecar) -> Iterable[Family]:
     """Return the families about GPU memory, as reported at the start."""
     facts = sidecar.watch.server.facts
     doc = "GPU memory left when the server had started (available_gpu_mem); absent on a CPU server."
@@ -281,7 +279,7 @@ def memory(sidecar: Watched) -> Iterable[Family]:
     yield single("cuda_graph_off", doc, float(bool(facts.without_graph)))
 
 
-def failures(sidecar: Watched, now: float) -> Iterable[Family]:
+def failures(sidecar: Sidecar, now: float) -> Iterable[Family]:
     """Return the families about out-of-memory failures in the log, by phase."""
     doc = "Fatal out-of-memory failures in the log, by phase. A retraction is none."
     yield from _events(
@@ -293,7 +291,7 @@ def failures(sidecar: Watched, now: float) -> Iterable[Family]:
     )
 
 
-def _events(sidecar: Watched, now: float, counts: Family, ages: Family, named: Mapping[str, str]) -> Iterable[Family]:
+def _events(sidecar: Sidecar, now: float, counts: Family, ages: Family, named: Mapping[str, str]) -> Iterable[Family]:
     """Fill how often each event of the log happened, and how long ago the last one was.
 
     A counter that is first seen above 0 cannot show whether its events are recent.
@@ -304,13 +302,13 @@ def _events(sidecar: Watched, now: float, counts: Family, ages: Family, named: M
     yield ages.with_samples((event, max(now - state.last[name], 0.0)) for event, name in names if name in state.last)
 
 
-def thresholds(sidecar: Watched) -> Iterable[Family]:
+def thresholds(sidecar: Sidecar) -> Iterable[Family]:
     """Return the family of the thresholds in force, for boards and rules."""
     profile = sidecar.watch.server.profile
     yield gauge("threshold", "What the profile in force calls healthy.", "signal", "bound").with_samples(profile.bounds)
 
 
-def schedulers(sidecar: Watched, now: float) -> Iterable[Family]:
+def schedulers(sidecar: Sidecar, now: float) -> Iterable[Family]:
     """Return the families of each scheduler."""
     server = sidecar.watch.server
     ranks = by_rank(server.schedulers)
@@ -376,7 +374,7 @@ def _known(life: servers.Totals, *names: str) -> list[tuple[str, float]]:
     return [(name, life.get(name, 0.0)) for name in names] if life.keys() & set(names) else []
 
 
-def _retractions(lives: Ranks[servers.Totals], sidecar: Watched) -> Iterable[Family]:
+def _retractions(lives: Ranks[servers.Totals], sidecar: Sidecar) -> Iterable[Family]:
     is_read = sidecar.counts_log
     page = sidecar.watch.server.page
     counted = {rank.dp for rank in page.ranks if rank.retracted_requests is not None} if page is not None else set()
@@ -451,7 +449,7 @@ GAUGES: dict[str, tuple[str, _Figure]] = {
 }
 
 
-def speeds(sidecar: Watched, now: float) -> Iterable[Family]:
+def speeds(sidecar: Sidecar, now: float) -> Iterable[Family]:
     """Return the measured figures of each scheduler; an unknown figure has no series."""
     ranks = by_rank({each.dp: each for each in capacity.capacities(sidecar.watch.server, sidecar.measured, now)})
     for name, (doc, figure) in GAUGES.items():
@@ -492,7 +490,7 @@ def _parts(scheduler: capacity.RankCapacity) -> list[tuple[str, str, capacity.Es
     return [(part, step.source, estimate) for part, estimate in zip(("fixed", "per_request"), step.line, strict=True)]
 
 
-def findings(sidecar: Watched, now: float) -> Iterable[Family]:
+def findings(sidecar: Sidecar, now: float) -> Iterable[Family]:
     """Return the families of the verdict, and of everything that it rests on."""
     judgement, watch = sidecar.judge(now), sidecar.watch
     assert watch.measured is not None

@@ -46,8 +46,8 @@ class Family:
 
     __slots__ = ("documentation", "name", "names", "sample_name", "samples", "source", "type")
 
-    def __init__(self, kind: str, name: str, doc: str, *names: str, source: Source = "", prefix: str = PREFIX) -> None:
-        self.type, self.name, self.documentation, self.names, self.source = kind, prefix + name, doc, names, source
+    def __init__(self, kind: str, name: str, doc: str, *names: str, source: Source = "") -> None:
+        self.type, self.name, self.documentation, self.names, self.source = kind, PREFIX + name, doc, names, source
         self.sample_name = self.name + _ENDINGS.get(kind, "")
         self.samples: list[tuple[str, float]] = []
 
@@ -111,7 +111,7 @@ def shortened(text: str | None) -> str:
     return printable(doc if len(doc) <= LONGEST_LABEL else doc[: LONGEST_LABEL - 1] + "…")
 
 
-def label_text(labels: Mapping[str, str]) -> str:
+def _label_text(labels: Mapping[str, str]) -> str:
     """Return labels in the text format, sorted by name; empty where there are none."""
     pairs = ",".join(f'{name}="{clean(value).translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
     return f"{{{pairs}}}" if pairs else ""
@@ -131,7 +131,7 @@ def text_format(families: Iterable[Family]) -> str:
 @lru_cache(maxsize=8192)
 def _labels(names: tuple[str, ...], values: tuple[str, ...], dp: int | None) -> str:
     own = dict(zip(names, values, strict=True))
-    return label_text(own if dp is None else {**own, "dp_rank": str(dp)})
+    return _label_text(own if dp is None else {**own, "dp_rank": str(dp)})
 
 
 @lru_cache(maxsize=1024)  # most are 0 or 1, or stay the same
