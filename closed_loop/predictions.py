@@ -1,8 +1,8 @@
-"""What `plan` predicts from 90 quiet seconds, beside what the server then does.
+"""What `plan` predicts from the log of a quiet time, beside what the server then does.
 
-One server without a running limit: `plan --sglang-url` watches it with one to four clients, then the same requests come from more
-clients, phase after phase. Clients measure each phase's tokens a second; errors are per second of the scheduler's CPU, because other
-programs slow the watched minutes and the phases differently.
+One server without a running limit: one to four clients ask it, `plan` reads its log, then the same requests come from more clients, phase
+after phase. Clients measure each phase's tokens a second; errors are per second of the scheduler's CPU, because other programs slow the
+quiet time and the phases differently. `plan` leaves prefill out, so its figures are above the measured ones by what prefill takes.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from closed_loop import engine, load
 from closed_loop.installation import Installation
 from closed_loop.side import WARM_SECONDS, measure
 
-LULL = (1, 2, 4, 1, 3)  # clients at once while `plan` watches, one after the other, twice
-QUIET_SECONDS, PHASE_SECONDS = 90.0, 30.0
+LULL = (1, 2, 4, 1, 3)  # clients at once in the quiet time, one after the other, twice
+QUIET_SECONDS, PHASE_SECONDS = 120.0, 30.0
+# Decode steps between two lines: of the usual 40 hardly any two have no prefill between them, as the requests are short.
+ARGUMENTS = "--max-total-tokens 65536 --decode-log-interval 10"
 CLIENTS = (4, 8, 16, 32)
 MIXES: dict[str, load.Load] = {
     "short": load.Load(clients=1, prompt_tokens=(24, 60), most_new_tokens=200, ignore_eos=True),
     "long-prompts": load.Load(clients=1, prompt_tokens=(600,), most_new_tokens=150, ignore_eos=True),
     "mixed": load.Load(clients=1, prompt_tokens=(24, 24, 24, 1200), most_new_tokens=200, ignore_eos=True),
 }
-Phase = tuple[str, int, dict[str, Any] | None, float, float]  # mix, clients, predicted, measured, error per CPU second
+Phase = tuple[str, int, float | None, float, float]  # mix, clients, predicted, measured, error per CPU second
 
 
 def run(installation: Installation, mix: str, say: Callable[[str], None]) -> list[Phase]:
     """Run one mix once. Raises `UsageError` if the server does not start."""
     with tempfile.TemporaryDirectory(prefix="closed-loop-") as scratch:
-        args = engine.arguments(installation, "--max-total-tokens 65536")
+        args = engine.arguments(installation, ARGUMENTS)
         with engine.running(installation, args, Path(scratch) / "server.log", {}) as server:
             plan, share = _plan(server, MIXES[mix])
             say(f"{mix}: {plan['refused'] or [row['requests'] for row in plan['rows']]}")
@@ -47,33 +49,32 @@ def run(installation: Installation, mix: str, say: Callable[[str], None]) -> lis
                 records = load.run(replace(MIXES[mix], seed=9, clients=clients, seconds=PHASE_SECONDS), engine.URL)
                 used = (server.cpu_seconds(engine.SCHEDULER) - cpu) / (time.time() - begin)
                 found = measure(records, (), begin + WARM_SECONDS, begin + PHASE_SECONDS - 1, used)
-                measured, row = found["tokens_per_second"] or 0.0, predicted.get(clients)
-                error = (row["value"] / share) / (measured / used) - 1 if row else 0.0
-                phases.append((mix, clients, row, measured, error))
+                measured, speed = found["tokens_per_second"] or 0.0, predicted.get(clients)
+                error = (speed / share) / (measured / used) - 1 if speed and measured else 0.0
+                phases.append((mix, clients, speed, measured, error))
                 say(f"{mix}: {phases[-1]}")
             return phases
 
 
 def _plan(server: engine.Engine, sent: load.Load) -> tuple[dict[str, Any], float]:
-    """Return the table of `plan`, which watches while few clients ask, and the share of a core that the scheduler got meanwhile."""
-    command = [sys.executable, "-m", "sglang_tuning_exporter", "plan", "--sglang-url", engine.URL, "--format", "json"]
-    cpu = server.cpu_seconds(engine.SCHEDULER)
-    with subprocess.Popen([*command, "--seconds", f"{QUIET_SECONDS:g}"], stdout=subprocess.PIPE, text=True) as plan:
-        for place, clients in enumerate(2 * LULL):
-            load.run(replace(sent, seed=place, clients=clients, seconds=QUIET_SECONDS / (2 * len(LULL))), engine.URL)
-        share = (server.cpu_seconds(engine.SCHEDULER) - cpu) / QUIET_SECONDS
-        return json.loads(plan.communicate()[0]), share
+    """Return the table of `plan` after few clients asked, and the share of a core that the scheduler got meanwhile."""
+    begin, cpu = time.time(), server.cpu_seconds(engine.SCHEDULER)
+    for place, clients in enumerate(2 * LULL):
+        load.run(replace(sent, seed=place, clients=clients, seconds=QUIET_SECONDS / (2 * len(LULL))), engine.URL)
+    share = (server.cpu_seconds(engine.SCHEDULER) - cpu) / (time.time() - begin)
+    command = [sys.executable, "-m", "sglang_tuning_exporter", "plan", str(server.log), "--format", "json"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout), share
 
 
 def table(phases: Sequence[Phase]) -> str:
     """Write predicted and measured throughput as a Markdown table."""
     rows = [
-        [mix, str(clients), f"{row['value']:.0f} ({row['interval'][0]:.0f} to {row['interval'][1]:.0f})", f"{measured:.0f}", f"{100 * error:+.0f} %"]
-        if row
+        [mix, str(clients), f"{speed:.0f}", f"{measured:.0f}", f"{100 * error:+.0f} %"]
+        if speed
         else [mix, str(clients), "not predicted", f"{measured:.0f}", ""]
-        for mix, clients, row, measured, error in phases
-    ]  # fmt: skip
-    errors = [abs(error) for *_, row, _, error in phases if row]
+        for mix, clients, speed, measured, error in phases
+    ]
+    errors = [abs(error) for *_, speed, _, error in phases if speed]
     words = (
         f"\n\nMedian error per CPU second {100 * median(errors):.0f} %, worst {100 * max(errors):.0f} %."
         if errors

@@ -118,8 +118,7 @@ def test_families_of_a_later_release_are_counted_and_those_of_known_ones_are_not
 def test_the_table_describes_every_fact_and_every_row_names_a_family_that_exists() -> None:
     rows = facts.describe()
     described = {fact.split(".")[0] for fact, *_ in rows}
-    of_answers = {"running_limit", "waiting_tokens", "counted"}  # `/server_info` and `/v1/loads`
-    per_rank = {field.name for field in fields(RankFigures)} - {"dp"} - of_answers
+    per_rank = {field.name for field in fields(RankFigures)} - {"dp", "running_limit"}  # the limit is in answers alone
     of_the_server = {field.name for field in fields(Scrape)} - {
         "ranks",
         "model_name",

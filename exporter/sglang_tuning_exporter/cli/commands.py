@@ -7,9 +7,7 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -17,7 +15,6 @@ from sglang_tuning_exporter import __version__, config
 from sglang_tuning_exporter.sglang.clean import clean
 
 PROGRAM = "sglang-tuning-exporter"
-LEAST_SECONDS, MOST_SECONDS, ASK_SECONDS = 30.0, 86400.0, 5.0  # `plan` of a live server
 _Run: TypeAlias = "Callable[..., int]"
 _Flag: TypeAlias = "Callable[[argparse.ArgumentParser], object]"
 _COMMANDS: list[tuple[_Run, str, str | None, tuple[_Flag, ...]]] = []
@@ -170,44 +167,16 @@ def explain(*, log: str) -> int:
 
 @_command(
     "what a server would do with more or fewer requests at once",
-    "Print throughput, inter-token latency, KV cache use and the wait for a first token at 1, 2, 4 … requests at once, by"
-    " measured step times: of a live server (0.5.18 on), or of its log. Status 1: the step time is not known.",
-    *_logs("*", "sglang_url", "api_key_file"),
-    _flag("--seconds SECONDS", "how long to watch it (default 120)", type=float, default=120.0),
+    "Print throughput, inter-token latency and KV cache use at 1, 2, 4 … requests at once, by the step times in a log. Status 1: the step"
+    " times at other batches are not known.",
+    *_logs("+"),
     _flag("--format text|json", "default text", default="text"),
 )
-def plan(*, seconds: float, max_gb: float | None, **given: Any) -> int:
+def plan(*, max_gb: float | None, **given: Any) -> int:
     """Print what a server would do with more or fewer concurrent requests."""
-    if bool(given["logs"]) == bool(given["sglang_url"]):
-        raise config.values.UsageError("plan: give logs or --sglang-url, one of both")
-    if given["logs"]:
-        from sglang_tuning_exporter.core.plan import run
+    from sglang_tuning_exporter.core.plan import run
 
-        del given["sglang_url"], given["api_key_file"]
-        return run(most=_byte_limit(max_gb), **_layered(given))
-    return _live(config.resolve(given, os.environ), seconds, given["format"])
-
-
-def _live(settings: config.Config, seconds: float, form: str) -> int:
-    """Watch a server for `seconds` and print its table; 0, or 1 where its step time is not known. Raise `UsageError`."""
-    from sglang_tuning_exporter.collect.sidecar import Sidecar
-    from sglang_tuning_exporter.core.plan import check_format, show, table
-
-    check_format(form)
-    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
-        raise config.values.UsageError(f"--seconds={seconds:g}: give {LEAST_SECONDS:g} to {MOST_SECONDS:g}")
-    logging.getLogger("sglang_tuning_exporter").addHandler(logging.NullHandler())  # what fails is said once, at the end
-    sidecar = Sidecar(replace(settings, log_file=(), state_file=None), self_scrape_seconds=ASK_SECONDS)
-    sidecar.start()
-    end, was_up = time.monotonic() + seconds, False
-    while (left := end - time.monotonic()) > 0 and (was_up or sidecar.watch.failure is None):
-        time.sleep(min(left, 0.5))
-        was_up = was_up or sidecar.watch.is_up is True
-    sidecar.stop()
-    if sidecar.watch.failure is not None:
-        raise config.values.UsageError(f"--sglang-url={settings.sglang_url}: {sidecar.watch.failure.message}")
-    with sidecar.view() as now:
-        return show(table(sidecar.watch.server, sidecar.measured, now), form)
+    return run(most=_byte_limit(max_gb), **_layered(given))
 
 
 @_command(

@@ -6,7 +6,6 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -19,7 +18,6 @@ from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.threads import Threads
 from sglang_tuning_exporter.config import Config
-from sglang_tuning_exporter.core import capacity
 from sglang_tuning_exporter.core.diagnoses import adapted
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.watch import AWAY, Watch
@@ -47,9 +45,8 @@ ROTATION_SECONDS = 60.0  # a log whose file is missing this long is still read (
 HEALTH_CHECK_PAUSE_SECONDS, HEALTH_CHECK_TIMEOUT_SECONDS = 25.0, 10.0
 # Pauses until a server that did not answer `/server_info` is asked again: the first, and the longest.
 INFO_RETRY_SECONDS = (15.0, 300.0)
-# From this release on `/v1/loads` is answered from shared memory; before, it interrupts the schedulers. And since when it has limits.
-SNAPSHOT_SINCE, LIMITS_SINCE = (0, 5, 18), (0, 5, 8)
-LEAST_SECONDS = 5.0  # between two requests for it, however often the exporter is scraped
+# From this release on `/v1/loads` has the running limit of each DP rank. Up to 0.5.17 an answer interrupts the schedulers: it is asked once.
+LIMITS_SINCE = (0, 5, 8)
 LOADS_TIMEOUT_SECONDS = 2.0
 # A server without metrics may still answer `/server_info`. A 404 may come from a proxy, so ask again.
 MAY_ANSWER: frozenset[str] = frozenset({"metrics_disabled", "http_404"})
@@ -87,11 +84,7 @@ class Sidecar:
         self.running = False
         self._info_due: float | None = 0.0  # when to ask for `/server_info`; None: it was asked since the last start
         self._info_pause = INFO_RETRY_SECONDS[0]  # after which it is asked again where it does not answer; it grows
-        self.counts_steps = False  # whether the release counts its steps: `/v1/loads` is then asked after scrapes
-        self.loads_failures: Counter[str] = Counter()  # by reason
-        self._asks_limits = False  # whether it is still to be asked once, for the limits of DP ranks
-        self._loads_at = -inf  # the scrape after which it was asked last
-        self.measured = capacity.Measured(self.profile.window_seconds)
+        self._asks_limits = False  # whether `/v1/loads` is still to be asked for the limits of DP ranks
         self._was_away = False
         self._checked_at = -inf  # our last health check
         self._judged_at = -inf
@@ -258,8 +251,7 @@ class Sidecar:
             watch.take_page(page, now, now - seconds)
             if self._was_away or watch.server.starts != starts:
                 self._ask_info_again()
-                self.counts_steps = self._asks_limits = False  # until the release is known: it may be another server
-                self.measured.forget()
+                self._asks_limits = False  # until the release is known: it may be another server
             self._was_away = False
         return native
 
@@ -285,33 +277,20 @@ class Sidecar:
                 self._info_pause = min(2 * self._info_pause, INFO_RETRY_SECONDS[1])
             if info is not None:
                 self.watch.take_facts(info)
-            self.counts_steps = version is not None and version >= SNAPSHOT_SINCE
-            # Only /v1/loads shows the limit of each DP rank.
-            self._asks_limits = version is not None and version >= LIMITS_SINCE and self._has_ranks
+            self._asks_limits = version is not None and version >= LIMITS_SINCE
 
-    @property
-    def _has_ranks(self) -> bool:
-        return any(dp is not None for dp in self.watch.server.schedulers)
-
-    def _ask_loads(self) -> None:
-        """Ask the schedulers for their counters, once after each scrape, in this thread, so that no scrape waits."""
+    def _ask_limits(self) -> None:
+        """Ask for the running limit of each DP rank, once after each start: only `/v1/loads` shows them."""
         with self._lock:
-            is_due = self.counts_steps and self._scraped_at >= self._loads_at + LEAST_SECONDS
-            if self._client is None or self.watch.is_up is not True or not (is_due or self._asks_limits):
+            has_ranks = any(dp is not None for dp in self.watch.server.schedulers)
+            if self._client is None or self.watch.is_up is not True or not (self._asks_limits and has_ranks):
                 return
-            self._asks_limits, self._loads_at = False, self._scraped_at
-        try:
+            self._asks_limits = False
+        with suppress(ScrapeError):  # without them the limits of the start stay
             loads = self._client.loads(min(self.config.scrape_timeout, LOADS_TIMEOUT_SECONDS))
-        except ScrapeError as error:
-            with self._lock:  # a 404 of this path does not mean that metrics are disabled
-                self.loads_failures["http_404" if error.reason == "metrics_disabled" else error.reason] += 1
-            return
-        with self._lock:
-            if not loads:  # an answer without schedulers
-                self.loads_failures["invalid"] += 1
-            self.measured.take(loads, self.now())
-            for load in loads if self._has_ranks else ():
-                self.watch.take_facts(load)
+            with self._lock:
+                for load in loads:
+                    self.watch.take_facts(load)
 
     def _check_health(self) -> None:
         """Ask for a token if requests make no progress: counters alone cannot distinguish a hang from a wait."""
@@ -337,7 +316,7 @@ class Sidecar:
             if time.monotonic() - self._scraped_at >= every:
                 self.scrape(self.config.scrape_timeout)
             self._ask_server_info()
-            self._ask_loads()
+            self._ask_limits()
             self._check_health()
             self._measure()
 

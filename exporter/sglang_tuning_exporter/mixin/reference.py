@@ -39,7 +39,6 @@ _SOURCES = {
     "Server": _BOTH,
     "GPU memory": "log, else `/server_info`",
     "Scheduler": _BOTH,
-    "Capacity": "`/v1/loads`, metrics and log",
     "Failures": "log",
     "Findings": "computed",
     "Profile": "`--profile`, `--threshold`",

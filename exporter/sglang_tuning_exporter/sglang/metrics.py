@@ -477,11 +477,6 @@ class RankFigures:
     weight_memory_gb: float | None = None
     kv_memory_gb: float | None = None
     running_limit: float | None = None  # in force; in answers, not on a page
-    waiting_tokens: float | None = None  # queued prompt tokens that are not in the prefix cache; `/v1/loads`
-    # What `/v1/loads` counts from 0.5.18 on, cumulative: unix seconds, prompt tokens computed and the microseconds of it; decode steps, then over
-    # steps the sums of batch, microseconds, batch squared, batch x microseconds, generated tokens. Only steps that follow another decode step
-    # directly are in it (`_accumulate_decode_moment`, srt/managers/scheduler.py).
-    counted: tuple[float, ...] | None = None
     queues: dict[str, float] = field(default_factory=dict)
 
 

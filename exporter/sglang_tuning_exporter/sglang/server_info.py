@@ -25,8 +25,6 @@ _NOT_ARGUMENTS = frozenset({
     "hicache_object_layout", "max_total_num_tokens", "max_req_input_len", "last_gen_throughput", "memory_usage", "avg_spec_accept_length",
     _LIMIT,
 })  # fmt: skip
-# From 0.5.18 on, in a snapshot in shared memory that the scheduler writes; beside them six sums over decode steps.
-_COUNTED, _MOMENTS = ("timestamp", "total_prefill_uncached_tokens", "total_prefill_busy_us"), 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +97,7 @@ def _graph_gb(value: Any) -> float | None:
 
 
 def _load(load: dict[str, Any]) -> RankFigures:
-    moments = load.get("decode_moments")
-    listed = [*(load.get(name) for name in _COUNTED), *(moments if isinstance(moments, list) else [0] * _MOMENTS)]
-    counted = tuple(figure for figure in map(_figure, listed) if figure is not None and figure >= 0)
-    return RankFigures(
-        dp=_count(load.get("dp_rank")),
-        running_limit=_count(load.get("max_running_requests")),
-        waiting_tokens=_count(load.get("num_waiting_uncached_tokens")),
-        counted=counted if len(counted) == len(listed) == len(_COUNTED) + _MOMENTS else None,
-    )
+    return RankFigures(dp=_count(load.get("dp_rank")), running_limit=_count(load.get("max_running_requests")))
 
 
 def _figure(value: Any) -> float | None:

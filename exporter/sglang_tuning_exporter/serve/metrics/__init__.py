@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import profiles, resolve
-from sglang_tuning_exporter.core import alerts, capacity, lines
+from sglang_tuning_exporter.core import alerts, lines
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
@@ -38,7 +37,6 @@ def sections(sidecar: Sidecar, now: float) -> dict[str, list[Family]]:
         "Server": [*server(sidecar, now)],
         "GPU memory": [*memory(sidecar)],
         "Scheduler": [*schedulers(sidecar, now)],
-        "Capacity": [*speeds(sidecar, now)],
         "Failures": [*failures(sidecar, now)],
         "Findings": [*findings(sidecar, now)],
         "Profile": [*thresholds(sidecar)],
@@ -417,77 +415,6 @@ def _states(ranks: Ranks[servers.Scheduler], lives: Ranks[servers.Totals], now: 
             if key in names and (seconds or dp is None):
                 spent.add_metric(names[key], seconds, dp)
     yield spent
-
-
-# Name, HELP with the formula, and the figure; docs/capacity.md has them all. Over the last ten minutes.
-_Figure: TypeAlias = "Callable[[capacity.RankCapacity], capacity.Estimate | float | None]"
-GAUGES: dict[str, tuple[str, _Figure]] = {
-    "prefill_tokens_per_second": (
-        "Prompt tokens computed per second of prefill: increase of total_prefill_uncached_tokens / of total_prefill_busy_us (/v1/loads).",
-        lambda c: c.prefill,
-    ),
-    "prefill_share_ratio": (
-        "Share of wall time spent in prefill, 0-1: increase of total_prefill_busy_us / time between the snapshots.",
-        lambda c: c.prefill_share,
-    ),
-    "prefill_backlog_seconds": (
-        "Seconds of prefill that wait in the queue: num_waiting_uncached_tokens / sglang_tuning_prefill_tokens_per_second.",
-        lambda c: c.backlog_seconds,
-    ),
-    "decode_step_mean_seconds": (
-        "Mean duration of a decode step that follows another one, at the batch sizes of the last 10 minutes.",
-        lambda c: None if c.step is None else c.step.seconds,
-    ),
-    "tokens_per_decode_step": (
-        "Tokens that a decode step generates for each request: 1 without speculative decoding, else the accepted length.",
-        lambda c: c.step.tokens_per_request if c.step and c.step.source != "log" else None,
-    ),
-    "decode_tokens_per_second_limit": (
-        "Generation throughput without prefill with as many requests as fit and may run: batch x tokens per step / (fixed + per_request x batch).",
-        lambda c: c.decode_limit,
-    ),
-}
-
-
-def speeds(sidecar: Sidecar, now: float) -> Iterable[Family]:
-    """Return the measured figures of each scheduler; an unknown figure has no series."""
-    ranks = by_rank({each.dp: each for each in capacity.capacities(sidecar.watch.server, sidecar.measured, now)})
-    for name, (doc, figure) in GAUGES.items():
-        yield gauge(name, doc).of_each(ranks, partial(_value, figure))
-    doc = (
-        "Duration of a decode step = fixed + per_request x batch, by least squares over the steps of the last 10 minutes;"
-        " source: v1_loads (0.5.18 on), else the log's decode lines."
-    )
-    yield gauge("decode_step_seconds", doc, "part", "source").of_all(
-        ranks, lambda c: ((part, source, estimate.value) for part, source, estimate in _parts(c))
-    )
-    doc = (
-        "The ends of the 95 % interval of sglang_tuning_decode_step_seconds, from the spread over windows (jackknife)."
-    )
-    yield gauge("decode_step_bound_seconds", doc, "part", "bound").of_all(
-        ranks,
-        lambda c: (
-            (part, bound, value)
-            for part, _, estimate in _parts(c)
-            for bound, value in (("low", estimate.low), ("high", estimate.high))
-        ),
-    )
-    failures = counter("loads_failures", "Times that /v1/loads gave no answer, by reason.", "reason", source="metrics")
-    reasons = sorted({"timeout", *sidecar.loads_failures}) if sidecar.counts_steps else ()
-    yield failures.with_samples((reason, sidecar.loads_failures[reason]) for reason in reasons)
-
-
-def _value(figure: _Figure, scheduler: capacity.RankCapacity) -> float | None:
-    found = figure(scheduler)
-    return found if found is None or isinstance(found, (int, float)) else found.value
-
-
-def _parts(scheduler: capacity.RankCapacity) -> list[tuple[str, str, capacity.Estimate]]:
-    """Return name, source and estimate of both parts of the decode step's duration; none where it is not known."""
-    step = scheduler.step
-    if step is None or step.line is None:
-        return []
-    return [(part, step.source, estimate) for part, estimate in zip(("fixed", "per_request"), step.line, strict=True)]
 
 
 def findings(sidecar: Sidecar, now: float) -> Iterable[Family]:
