@@ -17,8 +17,8 @@ import pytest
 
 from conftest import PROGRAM, environment, program
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.answer import Style, text
-from sglang_tuning_exporter.core.findings import TONES, Change
+from sglang_tuning_exporter.core.answer import Style, mark, text
+from sglang_tuning_exporter.core.findings import TONES, Change, Figure
 from sglang_tuning_exporter.recordings.replay import packaged
 from test_core_report import RAISE, finding, judged
 
@@ -156,3 +156,28 @@ def test_the_help_of_report_loads_neither_the_web_nor_the_page() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
     assert ended.returncode == 0, ended.stderr
     assert "--against" in ended.stdout
+
+
+# A shown figure is good or bad as the judgement has it.
+
+QUEUE, LONG = frozenset({"queue/above_range"}), "queue_too_long"
+OFTEN, SELDOM = (Figure("serving time with a long queue", share, "share", 0.5, "above") for share in (0.87, 0.2))
+
+
+def test_a_figure_is_bad_for_as_much_of_the_time_as_a_finding_of_its_row_says() -> None:
+    answer = judged(finding(LONG, evidence=(OFTEN,)), checks={LONG: OFTEN})
+    assert mark(answer, QUEUE) == ("bad", "87 % of the time")
+    assert mark(answer, frozenset({"retractions"})) == ("", "")
+
+
+def test_a_figure_is_good_where_its_rows_were_measured_and_none_holds() -> None:
+    assert mark(judged(checks={LONG: SELDOM}), QUEUE) == ("good", "")
+    assert mark(judged(checks={LONG: None}), QUEUE) == ("", "")
+
+
+def test_a_figure_whose_row_holds_and_is_muted_or_explained_by_another_is_not_judged() -> None:
+    assert mark(judged(checks={LONG: OFTEN}), QUEUE) == ("", "")
+
+
+def test_a_figure_that_was_bad_before_is_not_bad_now() -> None:
+    assert mark(judged(finding(LONG, evidence=(OFTEN,), over=True), checks={LONG: SELDOM}), QUEUE) == ("good", "")

@@ -18,6 +18,7 @@ from scenes import SCENES, lived
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.page import flags
+from sglang_tuning_exporter.serve import pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -189,6 +190,25 @@ def test_a_figure_has_its_value_what_is_healthy_and_its_past(scene: Callable[[st
     assert "✗ not good; healthy: up to about 1" in text_of(page)
     assert re.search(r"last \d+ (?:s|min): \d+ in all", text_of(page))
     assert page.count("<svg") >= 5
+
+
+def test_a_figure_is_good_or_bad_as_the_page_judges_it_above(scene: Callable[[str], str]) -> None:
+    retracting, healthy = tiles(scene("retracting")), tiles(scene("healthy"))
+    bad = {name for name, (_, tone) in retracting.items() if tone == "bad"}
+    assert bad == {"Queued requests", "Retractions a minute"}
+    assert {healthy[name][1] for name in bad | {"Token usage"}} == {"good"}
+    assert re.search(r"✗ not good; \d+ % of the time; healthy: a wait up to 5 s", text_of(scene("retracting")))
+
+
+def test_a_figure_that_no_row_judges_is_neither_good_nor_bad(scene: Callable[[str], str]) -> None:
+    assert {tone for _, tone in tiles(scene("idle")).values()} == {""}
+    assert {tiles(scene("healthy"))[name][1] for name in ("Running requests", "Generated tokens/s")} == {""}
+
+
+@pytest.mark.parametrize("about", [pages._QUEUE, pages._ADMISSION, pages._GRAPHS, pages._RETRACTIONS, pages._RESERVE])
+def test_each_figure_that_can_be_good_or_bad_has_rows_that_judge_it(about: frozenset[str]) -> None:
+    counts = {name for row in BY_ID.values() for name in (*row.when.counts, row.when.limit) if isinstance(name, str)}
+    assert about & counts
 
 
 def test_the_page_of_a_dead_server_has_nothing_green_and_no_old_figure(scene: Callable[[str], str]) -> None:

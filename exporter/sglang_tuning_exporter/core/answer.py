@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core.diagnoses import ALL, BY_ID, EXPORTER
+from sglang_tuning_exporter.core.diagnoses import ALL, BY_ID, EXPORTER, Diagnosis
 from sglang_tuning_exporter.core.diagnoses.steps import setting
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import (
@@ -290,6 +290,27 @@ def checks(judged: Judgement) -> tuple[dict[str, str], dict[str, tuple[str, ...]
         elif row.alert and figure is not None and not figure.holds and name not in found:
             passed[title(row.id)] = _passed_words(figure, is_event=row.when.kind == "event")
     return passed, missing
+
+
+def mark(judged: Judgement, about: frozenset[str]) -> tuple[str, str]:
+    """Return whether a shown figure is good, bad or not judged (empty), and for how much of the time it was bad.
+
+    The diagnoses that judge the figure are those that measure one of the sums in `about`, or have one of the thresholds in it as their
+    limit. One that holds and is no finding is muted, or another explains it better: then the figure is not judged.
+    """
+    names = {each.id for each in ALL if not about.isdisjoint(_basis(each))}
+    bad = next((finding for finding in judged.findings if finding.diagnosis in names and not finding.over), None)
+    if bad is not None:
+        shares = [figure for figure in bad.evidence[:1] if figure.unit == "share"]  # the one that decided
+        return "bad", f"{shares[0].value_words} of the time" if shares else ""
+    measured = [figure for name in names if (figure := judged.checks.get(name)) is not None]
+    return "good" if measured and not any(figure.holds for figure in measured) else "", ""
+
+
+def _basis(diagnosis: Diagnosis) -> set[str]:
+    """Return the sums and the threshold that a diagnosis rests on."""
+    when = diagnosis.when
+    return {*when.counts, f"admission/{diagnosis.wait}", *([when.limit] if isinstance(when.limit, str) else [])}
 
 
 def _passed_words(figure: Figure, *, is_event: bool) -> str:

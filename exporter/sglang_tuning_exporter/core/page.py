@@ -39,13 +39,17 @@ Span: TypeAlias = "tuple[float, float, str, str]"  # a stretch of time, its clas
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A figure: its value, what would be healthy, and its past. `tone` is good, bad or empty; `note` stands after the value."""
+    """A figure: its value, the healthy range in words, and its past.
+
+    `tone` is good, bad or empty; `share` says for how much of the time it was bad; `note` stands after the value.
+    """
 
     name: str
     value: str
     healthy: str = ""
     tone: str = ""
     note: str = ""
+    share: str = ""
     picture: str = ""  # markup
     past: str = ""  # what the picture shows
     top: str = ""  # the highest value on its scale

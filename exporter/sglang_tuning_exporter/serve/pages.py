@@ -51,6 +51,16 @@ _REMARKS = {
 }
 
 
+def _states_of(signal: str) -> frozenset[str]:
+    """Return the sums of a signal's states."""
+    return frozenset(f"{signal}/{state}" for state in servers.STATES[signal])
+
+
+# The sums and thresholds of the diagnoses that judge a tile.
+_QUEUE, _ADMISSION, _GRAPHS = map(_states_of, ("queue", "admission", "cuda_graph"))
+_RETRACTIONS, _RESERVE = frozenset({"retractions"}), frozenset({"reserve_lower_gb", "reserve_upper_gb"})
+
+
 def render(sidecar: Sidecar, *, still: bool = False, whole: bool = False) -> str:
     """Return the page as HTML. The browser reloads it unless it is `still` or shows the `whole` of the arguments."""
     with sidecar.view() as now:
@@ -81,14 +91,14 @@ def live(sidecar: Sidecar, judged: findings.Judgement, now: float) -> dict[str, 
     view = watch.measured.view if watch.measured is not None else watch.view(now)
     away = bool(view.down) or view.stopped or view.starting or bool(watch.server.ended)
     passed, not_judged = words.checks(judged)
-    tiles = _Figures(watch, view, judged.last, now).tiles()
+    tiles = _Figures(watch, view, judged, now).tiles()
     return {
         "now": now,
         "clock": dt.datetime.fromtimestamp(now, dt.timezone.utc),
         "since": watch.words.since if watch.words.verdict else None,
         "remark": remark(judged.verdict, view),
         "is_away": away,
-        "tiles": [replace(each, value=NOT_REPORTED, tone="", note="") for each in tiles] if away else tiles,
+        "tiles": [replace(each, value=NOT_REPORTED, tone="", note="", share="") for each in tiles] if away else tiles,
         "ranks": [] if away else ranks(watch),
         "sources": [*sources(sidecar)],
         "passed": {} if away else passed,
@@ -171,7 +181,7 @@ class _Figures:
 
     watch: Watch
     view: View
-    last: Mapping[str, float | None]
+    judged: findings.Judgement
     now: float
 
     def tiles(self) -> list[pages.Tile]:
@@ -238,26 +248,24 @@ class _Figures:
 
     def _now(self, figure: str) -> float | None:
         """Return a present figure; an idle server has none running or waiting."""
-        return 0.0 if self._states("queue") == {"idle"} else self.last[figure]
+        return 0.0 if self._states("queue") == {"idle"} else self.judged.last[figure]
+
+    def _tile(self, name: str, value: str, healthy: str, about: frozenset[str], note: str = "") -> pages.Tile:
+        """Return a tile that is good or bad as the judgement has it, by the diagnoses `about` its figure."""
+        tone, share = words.mark(self.judged, about)
+        return pages.Tile(name, value, healthy, tone, note, share)
 
     def _queue(self) -> pages.Tile:
-        profile, states, queued = self.view.profile, self._states("queue"), self._now("queued_requests")
-        bad = {"above_range", "below_range", *(["empty"] if profile.queue_lower else [])}
-        tone = "bad" if states & bad else "good" if states & {"in_range", "empty"} else ""
+        profile, queued = self.view.profile, self._now("queued_requests")
         note = f"~{self.view.wait:.0f} s wait" if queued and self.view.wait else ""
-        tile = pages.Tile("Queued requests", count(queued), profile.healthy["queue"], tone, note)
+        tile = self._tile("Queued requests", count(queued), profile.healthy["queue"], _QUEUE, note)
         # Where the wait is judged, the queue has no healthy length.
         band = (profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else (None, None)
         return self._drawn(tile, self._of_all("queued"), band=band)
 
     def _usage(self) -> pages.Tile:
-        target, usage = self.view.profile.token_usage_target, self.last["token_usage"]
-        seen, tone = self._states("admission") - {"idle", "unknown"}, ""
-        if usage is not None and seen & {"held_back", "standing_still"}:
-            tone = "bad"
-        elif usage is not None and seen and not seen & {"pool_full", "hybrid_pool_full"}:
-            tone = "good" if usage >= target or seen == {"no_queue"} else ""
-        tile = pages.Tile("Token usage", ratio(usage), self.view.profile.healthy["usage"], tone)
+        target, usage = self.view.profile.token_usage_target, self.judged.last["token_usage"]
+        tile = self._tile("Token usage", ratio(usage), self.view.profile.healthy["usage"], _ADMISSION)
         return self._drawn(tile, self._past(lambda totals: totals.mean("usage")), ratio, band=(target, None), least=1.0)
 
     def _running(self) -> pages.Tile:
@@ -280,34 +288,32 @@ class _Figures:
         if view.facts.without_graph == "unsupported":
             return pages.Tile(name, "decodes nothing" if view.facts.role == "prefill" else "none on this device")
         if view.facts.without_graph:
-            return pages.Tile(name, "off", healthy, "bad")
+            return self._tile(name, "off", healthy, _GRAPHS)
         share, least = view.share("cuda_graph", "replayed"), 1 - view.profile.frequent_share
-        tile = pages.Tile(name, NOT_REPORTED, healthy)
-        if share is not None:
-            tile = pages.Tile(name, percent(share), healthy, "good" if share > least else "bad")
+        tile = self._tile(name, NOT_REPORTED if share is None else percent(share), healthy, _GRAPHS)
         values = self._past(lambda totals: totals.share("cuda_graph", "replayed"))
         return self._drawn(tile, values, percent, band=(least, None), least=1.0)
 
     def _retractions(self) -> pages.Tile:
         view, values = self.view, self._past(lambda totals: totals["retractions"])
-        rate = view.retractions_a_minute
-        tone = "" if not view.served else "good" if rate <= view.retractions_tolerated else "bad"
-        tile = pages.Tile("Retractions a minute", NOT_REPORTED, view.profile.healthy["retractions"], tone)
+        tile = self._tile("Retractions a minute", NOT_REPORTED, view.profile.healthy["retractions"], _RETRACTIONS)
         if not values:
             return tile
         past = f"{self._length(values[0][0])}: {sum(value or 0.0 for _, value in values):,.0f} in all"
         picture, _ = self._chart.strip(values, f"Retractions, {past}", bars=True)
-        return replace(tile, value=f"{rate:.1f}", picture=picture, past=past)
+        return replace(tile, value=f"{view.retractions_a_minute:.1f}", picture=picture, past=past)
 
     def _reserve(self) -> pages.Tile:
         facts, profile, name = self.view.facts, self.view.profile, "GPU memory left at start"
-        reserve, healthy = facts.reserve_gb, f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
+        reserve, upper = facts.reserve_gb, profile.reserve_upper_gb
+        healthy = (
+            f"{profile.reserve_lower_gb:g} GB or more"
+            if upper == inf
+            else f"{profile.reserve_lower_gb:g} to {upper:g} GB"
+        )
         if reserve is None:
             return pages.Tile(name, "no GPU") if facts.is_cpu else pages.Tile(name, NOT_REPORTED, healthy)
-        tone = "bad"
-        if profile.reserve_lower_gb <= reserve <= profile.reserve_upper_gb:
-            tone = "good" if reserve <= profile.reserve_good_gb else ""  # between good and too much: not judged
-        return pages.Tile(name, f"{reserve:.1f} GB", healthy, tone)
+        return self._tile(name, f"{reserve:.1f} GB", healthy, _RESERVE)
 
 
 # Runbooks, so that the link in a notification works without the internet. Only names of the table's alerts are served; no part of a request
