@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import signal
 import socket
@@ -19,7 +20,7 @@ from requests.adapters import HTTPAdapter
 from conftest import Exporter, FakeSGLang, Page, config, hang, reply, running_exporter, wait_for, web
 from faults import RESET, Totals, complaints, forget_peak, open_files, resident, serving, totals
 from sglang_tuning_exporter.collect.sidecar import Sidecar
-from sglang_tuning_exporter.serve.guard import MOST_CHECKS, Passwords
+from sglang_tuning_exporter.serve.guard import MOST_CHECKS, FullError, Lane, Passwords
 from sglang_tuning_exporter.serve.probe import is_alive
 from sglang_tuning_exporter.serve.run import MOST_CONNECTIONS, MOST_STRANGERS
 from web_access import ask, basic, hashed, ours
@@ -222,6 +223,19 @@ def test_scrapers_that_disconnect_half_way_leave_nothing_behind(sglang: FakeSGLa
         assert exporter.page().value("sglang_tuning_up") == 1
         wait_for(lambda: open_files(exporter) <= before + 2, 10)
         assert complaints(exporter) == []
+
+
+def test_a_page_that_no_thread_can_write_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = Lane("pages", 1)
+
+    def limited(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(threading.Thread, "start", limited)
+        with pytest.raises(FullError):
+            asyncio.run(lane.run(lambda: "page"))
+    assert asyncio.run(lane.run(lambda: "page")) == "page"
 
 
 def test_two_prometheus_at_once_each_get_a_whole_page_of_one_moment(sglang: FakeSGLang) -> None:

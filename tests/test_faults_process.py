@@ -35,6 +35,7 @@ from faults import (
     unmounted,
 )
 from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
+from web_access import basic, hashed
 
 AS_ROOT = os.geteuid() == 0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
@@ -175,6 +176,48 @@ def test_without_file_descriptors_it_still_reports_and_recovers(server: Server, 
         wait_for(lambda: exporter.page().value(STATE_FILE_UP) == 1)
         assert sum("cannot accept a connection" in line for line in exporter.said) == 1
         assert open_files(exporter) < 30
+
+
+@pytest.fixture
+def pids() -> Iterator[Path]:
+    """A control group whose number of threads can be limited."""
+    group = Path("/sys/fs/cgroup/pids") if Path("/sys/fs/cgroup/pids").is_dir() else Path("/sys/fs/cgroup")
+    group /= f"sglang-tuning-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "pids.max").write_text("max")
+    except OSError:
+        pytest.skip("no control group of processes can be made here")
+    yield group
+    wait_for(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+def test_five_seconds_without_threads_break_neither_scrapes_nor_files_for_good(
+    server: Server, state: Path, sglang: FakeSGLang, tmp_path: Path, pids: Path
+) -> None:
+    guard, key, right = tmp_path / "web.yml", tmp_path / "key", {"Authorization": basic("prometheus", "right")}
+    guard.write_text(f"basic_auth_users: {{prometheus: '{hashed('right')}'}}")
+    key.write_text("k")
+    more = ("--sglang-url", sglang.url, "--web-config", str(guard), "--api-key-file", str(key))
+    with following(*of(server), *with_state(state), *more) as exporter:
+        up = "sglang_tuning_up 1.0"
+        assert up in exporter.get("/metrics", right).text
+        (pids / "cgroup.procs").write_text(str(exporter.process.pid))
+        (pids / "pids.max").write_text("1")
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            server.write()
+            assert up in exporter.get("/metrics", right).text, "SGLang is asked without a thread more"
+            time.sleep(0.5)
+        assert f"{STATE_FILE_UP} 0.0" in exporter.get("/metrics", right).text
+        (pids / "pids.max").write_text("max")
+        server.write()
+        wait_for(lambda: f"{STATE_FILE_UP} 1.0" in exporter.get("/metrics", right).text, 10)
+        wait_for(lambda: "sglang_tuning_web_config_up 1.0" in exporter.get("/metrics", right).text, 10)
+        assert json.loads(state.read_bytes())["lines"]["decode"] == server.events
+        said = "".join(exporter.said)
+        assert "the exporter can start no thread: raise its limit" in said
 
 
 def test_within_half_a_gigabyte_of_address_space_it_works(server: Server) -> None:

@@ -106,6 +106,68 @@ def test_two_who_ask_at_once_share_the_answer(mount: Mount, tmp_path: Path) -> N
     assert found == [b"text", b"text"]
 
 
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let no thread start while it is not set, as in a pod whose limit of processes is reached."""
+    start, goes_on = threading.Thread.start, threading.Event()
+
+    def limited(thread: threading.Thread) -> None:
+        if not goes_on.is_set():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    return goes_on
+
+
+def test_a_moment_without_threads_is_the_exporters_want_and_leaves_no_file_unread(
+    no_thread: threading.Event, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"text")
+    with pytest.raises(files.NoThreadError, match="the exporter can start no thread: raise its limit"):
+        files.read(file)
+    no_thread.set()
+    assert files.read(file) == b"text"
+
+
+@pytest.mark.parametrize("what", ["a file system that hangs", "no thread"])
+def test_a_file_that_is_late_is_as_it_was_for_ten_minutes_and_that_is_said_once(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = files.NoThreadError() if what == "no thread" else OSError(errno.ETIMEDOUT, "no answer for 2 s")
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    assert files.read_or_last(file) == b"old"
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(files, "read", lambda _: fails(late))
+        assert [files.read_or_last(file) for _ in range(3)] == [b"old"] * 3
+        assert [
+            f"{late.strerror}; its last content is used, for at most 600 s" in line for line in caplog.messages
+        ] == [True]
+        assert file in files.late
+        meanwhile.setattr(files, "KEPT_SECONDS", 0.0)
+        with pytest.raises(OSError, match=str(late.strerror).partition(":")[0]):
+            files.read_or_last(file)
+    file.write_bytes(b"new")
+    assert files.read_or_last(file) == b"new"
+    assert file not in files.late
+
+
+def fails(error: OSError) -> bytes:
+    raise error
+
+
+def test_a_file_that_answers_and_is_none_any_more_has_no_last_content(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    assert files.read_or_last(file) == b"old"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(OSError, match="not a regular file"):
+        files.read_or_last(file)
+
+
 @pytest.mark.parametrize("setting", ["api_key_file", "web_config", "config"])
 def test_a_setting_that_names_a_fifo_is_a_mistake_of_the_user_and_does_not_wait(setting: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")

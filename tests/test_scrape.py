@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
 import threading
@@ -22,6 +23,7 @@ from conftest import (
 )
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.config import files
 from sglang_tuning_exporter.serve.app import scrape_timeout
 
 if TYPE_CHECKING:
@@ -85,6 +87,62 @@ def test_a_key_file_that_is_none_is_the_reason_why_the_server_was_not_asked(
     key.write_text("second")
     assert client.metrics(5), "it is read again when it answers"
     assert "Bearer second" in sglang.asked[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(files.NoThreadError(), "own_limit"), (OSError(errno.ETIMEDOUT, "no answer for 2 s"), "key_file")],
+)
+def test_a_key_that_was_read_is_sent_while_its_file_is_late_and_one_that_never_was_is_missed(
+    error: OSError, reason: str, sglang: FakeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(_: Path) -> bytes:
+        raise error
+
+    key, other = tmp_path / "key", tmp_path / "other"
+    key.write_text("first")
+    known, unknown = (Client(sglang.url, sglang.url + "/metrics", None, file) for file in (key, other))
+    assert known.metrics(5)
+    monkeypatch.setattr(files, "read", late)
+    assert known.metrics(5)
+    assert "Bearer first" in sglang.asked[-1]
+    with pytest.raises(ScrapeError, match="it was not asked") as caught:
+        unknown.metrics(5)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_an_exporter_without_files_or_memory_does_not_call_sglang_down(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("socket.create_connection", refuses)
+    sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9"))
+    sidecar.scrape(5)
+    with sidecar.view() as now:
+        found = [each.diagnosis for each in sidecar.judged(now).findings]
+    sidecar.stop()
+    assert sidecar.watch.failure is not None
+    assert sidecar.watch.failure.reason == "own_limit"
+    assert sidecar.watch.failure.message.startswith(
+        f"it was not asked: {os.strerror(number)}; raise the exporter's limit"
+    )
+    assert "server_down" not in found
+
+
+def test_a_scrape_starts_no_thread(sglang: FakeSGLang, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(sglang.url, sglang.url + "/metrics")
+    here = threading.current_thread()
+
+    def start(thread: threading.Thread) -> None:
+        assert threading.current_thread() is not here, "the scrape needs one"
+        real(thread)
+
+    real = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert client.metrics(5)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,30 @@ def test_a_concurrent_reader_sees_a_whole_document(file: StateFile, path: Path) 
     assert json.loads(path.read_bytes())["number"] == 599
 
 
+def test_what_is_saved_while_an_earlier_save_is_late_is_in_the_file_afterwards(
+    file: StateFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.save({"number": 0})
+    asked, answers, replace = threading.Event(), threading.Event(), os.replace
+
+    def late(*names: Any, **more: Any) -> None:
+        asked.set()
+        answers.wait(60)
+        replace(*names, **more)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(os, "replace", late)
+        meanwhile.setattr(state_file, "SECONDS", 0.05)
+        assert not file.save({"number": 1})
+        assert asked.is_set()
+        meanwhile.setattr(state_file, "SECONDS", 60.0)
+        saving = threading.Thread(target=file.save, args=({"number": 2},))
+        saving.start()
+        answers.set()
+        saving.join()
+    assert json.loads(path.read_bytes())["number"] == 2
+
+
 OURS = b'{"schema": 1, "program": "sglang-tuning-exporter", "lines": '
 
 

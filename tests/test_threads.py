@@ -15,6 +15,7 @@ from conftest import DECODE, Exporter, FakeSGLang, config, environment, wait_for
 from sglang_tuning_exporter.collect import threads
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.collect.threads import Threads
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.core.lines import Reader
 
 
@@ -83,6 +84,23 @@ def test_a_thread_that_fails_again_and_again_is_given_up(said: list[str]) -> Non
     assert given_up.wait(60)
     assert (group.failed, group.errors["log"], group.up["log"]) == ("log", 4, False)
     assert said[-1] == "log thread: 4 errors in a row: the exporter ends"
+
+
+def test_a_thread_that_cannot_be_started_is_a_mistake_of_one_line_and_not_one_that_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def limited(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9"))
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(threading.Thread, "start", limited)
+        with pytest.raises(UsageError, match="the exporter can start no thread: raise its limit"):
+            sidecar.start()
+    assert sidecar.threads.up == {}
+    sidecar.start()
+    assert sorted(sidecar.threads.up) == ["scrape", "self-scrape"]
+    sidecar.stop()
 
 
 def test_errors_far_apart_do_not_count_as_repeated(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:

@@ -45,6 +45,7 @@ _REMEDIES = {
     errno.ENOENT: "create its directory, or give another path",
     errno.ELOOP: "give the path of the file itself",
     errno.ETIMEDOUT: "it is tried again",
+    errno.EAGAIN: "it is tried again",
 }
 
 
@@ -55,6 +56,7 @@ class StateFile:
         self.path = path
         self.problem = ""
         self._lock: int | None = None
+        self._written = b""  # what was saved last
         self._is_late = False  # it did not answer when it was to be locked
 
     @property
@@ -67,11 +69,11 @@ class StateFile:
         try:
             self._is_late = False
             self._within("lock", self._take_lock)
-        except BlockingIOError:
+        except BlockingIOError:  # of the lock; the want of a thread is a `NoThreadError`
             self.problem = "another exporter uses it; give each exporter a --state-file of its own"
         except OSError as error:
             self.problem = f"cannot be used: {_explained(error)}"
-            self._is_late = error.errno == errno.ETIMEDOUT
+            self._is_late = files.is_late(error)
         except ValueError:  # its message differs between Python versions
             self.problem = "cannot be used: no file has a name with a NUL byte in it; give another path"
         return self.held
@@ -113,12 +115,17 @@ class StateFile:
             self.problem = f"cannot be written: more than {MOST_BYTES >> 20} MiB"
             return False
         try:
-            self._within("replace", lambda directory: _replace(self.path.name, text, directory))
+            while self._written is not text:  # the first wait may be for a document before it that was late
+                self._within("replace", lambda directory: self._write(text, directory))
         except OSError as error:
             self.problem = f"cannot be written: {_explained(error)}"
             return False
         self.problem = ""
         return True
+
+    def _write(self, text: bytes, directory: int) -> None:
+        _replace(self.path.name, text, directory)
+        self._written = text
 
     def release(self) -> None:
         """Release the lock."""

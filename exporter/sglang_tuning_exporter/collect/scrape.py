@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
+import io
 import os
 import socket
 import ssl
-import threading
 import time
 from contextlib import closing, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urljoin, urlsplit
 
-from sglang_tuning_exporter.config.files import key_in
+from sglang_tuning_exporter.config.files import NoThreadError, key_in, read_or_last
 from sglang_tuning_exporter.sglang.exposition import owner_of
 from sglang_tuning_exporter.sglang.metrics import RankFigures
 from sglang_tuning_exporter.sglang.server_info import ServerInfo, parse_loads, parse_server_info
@@ -31,6 +32,7 @@ Reason: TypeAlias = Literal[
     "not_sglang",  # a page that names its owner
     "no_series",  # a page of nobody known: another server's, or a proxy's in SGLang's place
     "key_file",
+    "own_limit",  # the exporter could not ask: it may open no file or start no thread
 ]
 _Kinds: TypeAlias = "type[Exception] | tuple[type[Exception], ...]"
 # The largest real page has 0.2 MB, one of 64 ranks 8 MB. Text with one wide character takes four times the memory.
@@ -42,6 +44,8 @@ _STATUSES: dict[int, tuple[Reason, str]] = {
 }
 _CLOSED = (ConnectionResetError, BrokenPipeError)  # also RemoteDisconnected
 _BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead, OSError)
+# What this process or machine lacks, whoever is asked.
+_OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # Why a request failed: the first row that its exception is of.
 _FAILURES: tuple[tuple[_Kinds, Reason, str], ...] = (
     (ConnectionRefusedError, "connection_refused", "connection refused: nothing listens at that address"),
@@ -165,33 +169,25 @@ class Client:
             headers = {**_HEADERS, "Accept": accept, **self._authorization()}
             with closing(_connected(url, deadline)) as connection:
                 self._socket = connection.sock
-                # A socket's own timeout begins anew with each byte: a server that sends one now and then never reaches it.
-                late = threading.Timer(max(deadline - time.monotonic(), 0.0), _shut, (connection.sock,))
-                late.daemon = True  # it must not outlive the exporter
-                late.start()
-                try:
-                    where = urlsplit(url)
-                    query = f"?{quote(where.query, safe=_SAFE)}" if where.query else ""
-                    connection.request("GET", quote(where.path or "/", safe=_SAFE) + query, headers=headers)
-                    with closing(connection.getresponse()) as answer:
-                        if answer.status in _REDIRECTS:
-                            url = self._checked_redirect(urljoin(url, answer.headers.get("Location", "")))
-                            continue
-                        _check(answer, with_key="Authorization" in headers)
-                        return _body(answer, most)
-                finally:
-                    late.cancel()
+                where = urlsplit(url)
+                query = f"?{quote(where.query, safe=_SAFE)}" if where.query else ""
+                connection.request("GET", quote(where.path or "/", safe=_SAFE) + query, headers=headers)
+                with closing(connection.getresponse()) as answer:
+                    if answer.status in _REDIRECTS:
+                        url = self._checked_redirect(urljoin(url, answer.headers.get("Location", "")))
+                        continue
+                    _check(answer, with_key="Authorization" in headers)
+                    return _body(answer, most)
         raise ScrapeError("http_status", "it answers with redirects only")
 
     def _authorization(self) -> dict[str, str]:
         if self._api_key_file is not None:
             try:
-                key = key_in(self._api_key_file)
+                key = key_in(self._api_key_file, read_or_last)
             except OSError as error:
-                words = (
-                    f"it was not asked, because the file of --api-key-file cannot be read: {error.strerror or error}"
-                )
-                raise ScrapeError("key_file", words) from None
+                reason: Reason = "own_limit" if isinstance(error, NoThreadError) else "key_file"
+                words = "it was not asked, because the file of --api-key-file cannot be read"
+                raise ScrapeError(reason, f"{words}: {error.strerror or error}") from None
             self._api_key = key or self._api_key  # the previous one, while the file is replaced
         return {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
 
@@ -205,6 +201,7 @@ def _connected(url: str, deadline: float) -> http.client.HTTPConnection:
     """Return an open connection that reads no proxy and no password from the environment and keeps no cookies."""
     where, timeout = urlsplit(url), max(deadline - time.monotonic(), 0.001)
     host: Any = where.hostname or ""
+    answer: Any = partial(_Answer, deadline)
     if where.scheme == "https":
         import certifi  # noqa: PLC0415 - most servers are beside their exporter, without TLS
 
@@ -212,11 +209,42 @@ def _connected(url: str, deadline: float) -> http.client.HTTPConnection:
         context = _trusting(file, os.stat(file).st_mtime_ns)  # noqa: PTH116 -- each scrape
         secure = http.client.HTTPSConnection(host, where.port, timeout=timeout, context=context)
         secure.connect()
+        secure.response_class = answer
         return secure
     plain = http.client.HTTPConnection(host, where.port, timeout=timeout)
+    plain.response_class = answer
     # The name as bytes: for text Python loads its table of international names, 1.5 MB.
     plain.sock = socket.create_connection((host.encode() if host.isascii() else host, plain.port), timeout)
     return plain
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer that is read until a deadline."""
+
+    def __init__(self, deadline: float, connection: socket.socket, **more: Any) -> None:
+        super().__init__(connection, **more)
+        self.fp = io.BufferedReader(_Until(deadline, connection, self.fp.detach()))
+
+
+class _Until(io.RawIOBase):
+    """What a connection brings until a deadline. Its own timeout begins anew with each byte: one that drips would never reach it."""
+
+    def __init__(self, deadline: float, connection: socket.socket, raw: io.RawIOBase) -> None:
+        self._deadline, self._connection, self._raw = deadline, connection, raw
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._raw.readinto(into)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _shut(open_now: socket.socket) -> None:
@@ -258,6 +286,10 @@ def _failure(error: Exception, *, is_tls: bool) -> ScrapeError:
     """Return why a request failed."""
     if isinstance(error, ssl.SSLError):
         return ScrapeError("unreachable", _tls_failure(error))
+    if isinstance(error, OSError) and error.errno in _OWN_LIMITS:
+        return ScrapeError(
+            "own_limit", f"it was not asked: {error.strerror}; raise the exporter's limit of open files or memory"
+        )
     return next(
         ScrapeError(reason, words)
         for kinds, reason, words in _FAILURES

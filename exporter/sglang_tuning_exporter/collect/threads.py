@@ -9,6 +9,8 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 
+from sglang_tuning_exporter.config.files import NoThreadError
+from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.sglang.clean import clean
 
 PAUSES = (1.0, 2.0, 4.0)  # seconds until a thread is started again, each longer: what fails at once may need time
@@ -29,11 +31,14 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, run: Callable[[], object]) -> None:
-        """Call `run` in a new thread; it returns when `stopping` is set."""
+        """Call `run` in a new thread; it returns when `stopping` is set. Raise `UsageError` where this process may start none."""
+        thread = threading.Thread(target=self._keep_running, args=(name, run), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # then it is not noted as one that runs
+            raise UsageError(f"{NoThreadError().strerror}") from None
         self.errors[name] += 0
         self.up[name] = True
-        thread = threading.Thread(target=self._keep_running, args=(name, run), name=name, daemon=True)
-        thread.start()
         self._threads.append(thread)
 
     def attempt(self, name: str, run: Callable[[], object]) -> bool:

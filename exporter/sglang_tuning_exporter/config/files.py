@@ -7,6 +7,7 @@ that is left behind when its time is over. While that thread has not returned, n
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswerError
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -22,10 +24,25 @@ from sglang_tuning_exporter.config.values import UsageError, as_word
 
 MOST_BYTES = 1 << 20  # a bundle of all public authorities has a quarter of it
 SECONDS = 2.0
+# For so long the last content of a file that does not answer is good: a busy machine is late, and proves nothing about the file.
+KEPT_SECONDS = 600.0
 
 _T = TypeVar("_T")
 _asked: dict[Hashable, tuple[float, Future[Any]]] = {}
 _lock = threading.Lock()
+_last: dict[Path, tuple[float, bytes]] = {}  # when a file was read last, and what was in it
+late: set[Path] = set()  # the files whose last content is in use
+
+logger = logging.getLogger("sglang_tuning_exporter")
+
+
+class NoThreadError(OSError):
+    """This process may not start the thread that would read a file: its own limit, which says nothing about the file."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            errno.EAGAIN, "the exporter can start no thread: raise its limit (pids limit, TasksMax=, ulimit -u)"
+        )
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -35,17 +52,54 @@ def read(path: Path, most: int = MOST_BYTES) -> bytes:
 
 def within(file: Hashable, work: Callable[[], _T], seconds: float = SECONDS) -> _T:
     """Return the result of `work` on a file. Raise `OSError` where that takes longer, and at once while an earlier one has not returned."""
-    with _lock:
-        known = _asked.get(file)
-        if known is None:
-            known = _asked[file] = time.monotonic(), Future()
-            threading.Thread(target=_do, args=(file, work, known[1]), name="file", daemon=True).start()
-    begun, answer = known
+    begun, answer = begin(file, work)
     try:
         found: _T = answer.result(max(begun + seconds - time.monotonic(), 0.0))
     except NoAnswerError:
         raise OSError(errno.ETIMEDOUT, f"no answer for {max(time.monotonic() - begun, seconds):.0f} s") from None
     return found
+
+
+def begin(file: Hashable, work: Callable[[], _T]) -> tuple[float, Future[_T]]:
+    """Have `work` on a file done in a thread; return since when it is done, and its result to come. Raise `NoThreadError`.
+
+    While an earlier one on the same file has not returned, it is that one. A file is noted as asked only once its thread runs.
+    """
+    with _lock:
+        known = _asked.get(file)
+        if known is None:
+            known = time.monotonic(), Future()
+            try:
+                threading.Thread(target=_do, args=(file, work, known[1]), name="file", daemon=True).start()
+            except RuntimeError:
+                raise NoThreadError from None
+            _asked[file] = known
+    return known
+
+
+def is_late(error: BaseException) -> bool:
+    """Whether a file was not read because it, or this process, had no time or thread for it: that says nothing about its content."""
+    return isinstance(error, NoThreadError) or getattr(error, "errno", None) == errno.ETIMEDOUT
+
+
+def read_or_last(path: Path) -> bytes:
+    """Return the content of a file that is read again and again; where it is late, its last content for at most `KEPT_SECONDS`. Raise `OSError`."""
+    now = time.monotonic()
+    try:
+        _last[path] = now, read(path)
+    except OSError as error:
+        at, content = _last.get(path, (-inf, b""))
+        if not is_late(error) or now - at > KEPT_SECONDS:
+            late.discard(path)
+            raise
+        if path not in late:
+            logger.warning("%s: %s; its last content is used, for at most %g s", path, error.strerror, KEPT_SECONDS)
+        late.add(path)
+        return content
+    if path in late:
+        late.discard(path)
+        logger.info("%s: it answers again", path)
+    return _last[path][1]
 
 
 def check_kind(found: os.stat_result) -> None:
@@ -74,7 +128,7 @@ def opened(
         yield file
 
 
-def key_in(path: Path) -> str:
+def key_in(path: Path, read: Callable[[Path], bytes] = read) -> str:
     """Return the key in a file with one line of text; empty if there is none: it is being replaced. Raise `OSError` if it cannot be read."""
     try:
         key = read(path).decode("ascii").strip()
@@ -116,7 +170,7 @@ def setting(remedy: str, is_right: Callable[[Path], object], *, is_tried_again: 
             if within(("check", found), lambda: is_right(found)):
                 return found
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            if is_tried_again and getattr(error, "errno", None) == errno.ETIMEDOUT:
+            if is_tried_again and is_late(error):
                 return found
             raise UsageError(f"{getattr(error, 'strerror', None) or 'not a path'}; {remedy}") from None
         raise UsageError(remedy)

@@ -49,6 +49,7 @@ OUTAGE_SECONDS = 7200.0  # over which outages are counted
 FATAL = frozenset({"end", "out_of_memory", "hang"})
 OF_A_START = frozenset({"arguments", "pool", "memory", "limits", "ready"})
 NO_METRICS = frozenset({"metrics_disabled", "not_sglang"})  # it answers, and shows no figures
+NOT_DOWN = NO_METRICS | {"not_ready", "own_limit"}  # the last: the exporter could not ask
 AWAY = frozenset({"connection_refused", "unreachable", "not_ready"})  # nothing answers, or a proxy in its place
 FIRST_WITH_FIGURES = (0, 5, 0)  # from this release on a page has figures before the first request
 # Kinds of a log that a page counts itself where it has one of these.
@@ -612,7 +613,7 @@ class Watch:
     def _down(self) -> str:
         """Return why the server could not be scraped, if that means that it is down; empty if not."""
         failure = self.failure
-        if failure is None or failure.reason in NO_METRICS | {"not_ready"}:
+        if failure is None or failure.reason in NOT_DOWN:
             return ""
         if failure.reason == "timeout":
             return (

@@ -108,8 +108,12 @@ class Lane:
         if self._present >= self._most:
             raise FullError
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the process may start none at the moment
+                raise FullError from None
+            self._thread = thread
         done: Future[_T] = Future()
         self._present += 1
         self._waiting.put((done, work))
