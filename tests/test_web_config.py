@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -18,6 +19,7 @@ import yaml
 from starlette.responses import PlainTextResponse
 
 from conftest import Page, wait_for
+from sglang_tuning_exporter.config import files
 from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.serve import run
 from sglang_tuning_exporter.serve import web_config as module
@@ -467,6 +469,26 @@ def test_while_the_file_is_of_no_use_nobody_is_let_in_as_with_node_exporter(
         own.write(GUARDED.replace(HASH, hashed("new")))
         wait_for(lambda: ask(exporter.url, own.client(), basic("prometheus", "new")).status == 200, 8)
         assert ask(exporter.url, own.client(), basic("prometheus", "right")).status == 401
+
+
+def test_a_file_that_is_late_closes_nothing_for_ten_minutes_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(_: Path) -> bytes:
+        raise OSError(errno.ETIMEDOUT, "no answer for 2 s")
+
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.0)
+    own = certificates(tmp_path)
+    web_config = ActiveConfig(own.write(GUARDED))
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(files, "read", late)
+        assert [web_config.reload() for _ in range(3)] == [False, False, False]
+        assert (web_config.is_up, web_config.is_open) == (False, True)
+        meanwhile.setattr(files, "KEPT_SECONDS", 0.0)
+        assert [web_config.reload() for _ in range(2)] == [False, False]
+        assert (web_config.is_up, web_config.is_open) == (False, False)
+    assert [web_config.reload() for _ in range(2)] == [False, True]
+    assert (web_config.is_up, web_config.is_open) == (True, True)
 
 
 def test_a_file_that_is_soon_whole_again_closes_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ apply are refused too, in one sentence. Nothing is ignored silently.
 
 The file is read at the start, and again when one of its files changes. Only a complete and valid file replaces the one in force. While the
 present one cannot be read or applied, `sglang_tuning_web_config_up` is 0, and soon nobody is let in any more: the file may be there to shut
-somebody out. Prometheus's own exporters answer every request with 500 then.
+somebody out. Prometheus's own exporters answer every request with 500 then. One that is late proves nothing, since a busy machine is late too:
+what is in force stays so for at most ten minutes (`files.KEPT_SECONDS`).
 """
 
 from __future__ import annotations
@@ -314,7 +315,7 @@ def _content(path: Path, contents: _Contents) -> bytes:
     """Return the content of a file, remembered in `contents`. Raise `OSError`."""
     if path not in contents:
         try:
-            contents[path] = files.read(path)
+            contents[path] = files.read_or_last(path)
         except OSError as error:
             contents[path] = error
     found = contents[path]
@@ -367,8 +368,8 @@ class ActiveConfig:
 
     @property
     def is_up(self) -> bool:
-        """Whether the present file is in force."""
-        return not self._problem
+        """Whether the present file is in force, and known to be the present one."""
+        return not self._problem and files.late.isdisjoint(self._judged)
 
     @property
     def is_open(self) -> bool:
