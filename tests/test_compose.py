@@ -76,6 +76,8 @@ def test_every_container_is_pinned_confined_watched_limited_and_started_again(na
     assert service["restart"] == "unless-stopped"
     assert service["logging"]["options"]["max-size"]
     assert service["mem_limit"]
+    assert service["pids_limit"]
+    assert service["read_only"] is True
     for volume in service.get("volumes", []):
         assert not volume.startswith("./") or volume.endswith(":ro")
         assert not volume.startswith("./") or (ROOT / volume.split(":")[0]).exists()

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
@@ -223,6 +223,51 @@ def test_scrapers_that_disconnect_half_way_leave_nothing_behind(sglang: FakeSGLa
         assert exporter.page().value("sglang_tuning_up") == 1
         wait_for(lambda: open_files(exporter) <= before + 2, 10)
         assert complaints(exporter) == []
+
+
+@pytest.mark.parametrize("path", ["/", "/api/v1/findings", "/runbooks/", "/runbooks/SGLangServerDown"])
+def test_a_reader_for_whom_there_is_no_place_is_asked_to_come_again_and_leaves_no_line(
+    path: str, sglang: FakeSGLang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full, take = threading.Event(), Lane.run
+
+    async def run(lane: Lane, work: Any) -> Any:
+        if full.is_set():
+            raise FullError
+        return await take(lane, work)
+
+    monkeypatch.setattr(Lane, "run", run)
+    sidecar = Sidecar(config(sglang_url=sglang.url))
+    with web(sidecar) as url:
+        assert requests.get(url + path, timeout=60).status_code == 200
+        full.set()
+        caplog.clear()
+        answer = requests.get(url + path, timeout=60)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert "Too many wait already" in answer.text
+    assert len(answer.text.splitlines()) == 1
+    assert caplog.messages == []
+
+
+def test_forty_readers_at_once_get_a_page_or_are_asked_to_come_again(scraped: Exporter) -> None:
+    scraped.get("/")
+    with ThreadPoolExecutor(40) as pool:
+        met = Counter(each.status_code for each in pool.map(scraped.get, ["/", "/api/v1/findings"] * 60))
+    assert met.keys() <= {200, 503}
+    assert met[200] > 0
+    assert complaints(scraped) == []
+
+
+def test_invalid_requests_are_counted_and_write_a_line_a_minute(sglang: FakeSGLang) -> None:
+    upgrade = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    with running_exporter("--sglang-url", sglang.url) as exporter:
+        for sent, status in ((b"\x16\x03\x01\r\n\r\n", b"HTTP/1.1 400"), (upgrade, b"HTTP/1.1 200")):
+            for _ in range(30):
+                with connected(exporter.port, sent) as stranger:
+                    assert stranger.recv(12) == status
+        page = exporter.page()
+        assert page.value("sglang_tuning_http_requests_total", code="400") == 30
+        assert sum("WARNING" in line for line in exporter.said) <= 3
 
 
 def test_a_page_that_no_thread_can_write_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import requests
 
-from sglang_tuning_exporter.recordings import MOST_BODY_BYTES
+from sglang_tuning_exporter.recordings import MOST_BODY_BYTES, MOST_THREADS
 from sglang_tuning_exporter.recordings.notifications import as_text, receiver
 
 ADVICE = "--schedule-conservativeness 0.1 → 1.3: The KV cache is full."
@@ -46,6 +48,34 @@ def test_a_resolved_alert_says_how_long_it_lasted() -> None:
 def test_an_alert_of_another_source_gets_no_empty_sentences() -> None:
     text = as_text(message({"labels": {"alertname": "A"}}))
     assert text.strip() == "[firing] A on ?"
+
+
+def test_half_requests_take_a_bounded_number_of_threads_and_no_notification_waits_for_them() -> None:
+    before, taken = threading.active_count(), list[Any]()
+    with receiver("127.0.0.1:0", taken.append) as url, ExitStack() as strangers:
+        port = int(url.rpartition(":")[2])
+        for _ in range(4 * MOST_THREADS):
+            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+            stranger.sendall(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+        assert requests.post(url, json=message(FIRING), timeout=30).status_code == 200
+        assert threading.active_count() <= before + MOST_THREADS + 1  # and the one that accepts
+    assert taken == [message(FIRING)]
+
+
+def test_a_moment_without_threads_costs_the_request_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def limited(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with receiver("127.0.0.1:0", lambda _: None) as url:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(threading.Thread, "start", limited)
+            for _ in range(2 * MOST_THREADS):
+                with pytest.raises(requests.ConnectionError):
+                    requests.post(url, json=message(FIRING), timeout=30)
+        assert requests.post(url, json=message(FIRING), timeout=30).status_code == 200
+    assert set(capsys.readouterr().err.splitlines()) == {"a request was not answered: can't start new thread"}
 
 
 @pytest.mark.parametrize(

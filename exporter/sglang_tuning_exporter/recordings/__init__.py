@@ -6,6 +6,8 @@ Here is what replayed servers and Alertmanager's webhook share: an HTTP server w
 from __future__ import annotations
 
 import signal
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +19,7 @@ from sglang_tuning_exporter.config.values import joined
 from sglang_tuning_exporter.serve.process import bind
 
 MOST_BODY_BYTES = 4 << 20
+MOST_THREADS = 32  # of connections that are answered: Alertmanager has one for each group that it notifies at once
 Answer: TypeAlias = "tuple[int, str, bytes]"  # status, content type, body
 # A wildcard address is for listening, not for connecting.
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - translated away, not bound
@@ -31,7 +34,7 @@ def serving(
     `answer` gets a path without its query, and the body of a POST; where it returns None, the connection is closed without an answer.
     """
     listener = bind(address, key)
-    server = ThreadingHTTPServer(listener.getsockname(), partial(_Handler, answer), bind_and_activate=False)
+    server = _Server(listener.getsockname(), partial(_Handler, answer), bind_and_activate=False)
     server.socket.close()
     server.socket = listener
     threading.Thread(target=server.serve_forever, args=(0.05,), name="http", daemon=True).start()
@@ -41,6 +44,32 @@ def serving(
     finally:
         server.shutdown()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers each connection in a thread, at most `MOST_THREADS` at once: the oldest connection makes room for a new one."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._open: list[socket.socket] = []  # oldest first
+        self._places = threading.Semaphore(MOST_THREADS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            for oldest in self._open[:1]:
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._places.acquire()
+        self._open.append(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        self._open.remove(request)
+        self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
+        sys.stderr.write(f"a request was not answered: {sys.exc_info()[1]}\n")
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -21,6 +21,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -86,8 +87,11 @@ async def ended(work: Future[Any], seconds: float | None = None) -> None:
             timer.cancel()
 
 
-class FullError(Exception):
-    """So many wait already that there is no place for another one."""
+class FullError(HTTPException):
+    """So many wait already that there is no place for another one: a page's application answers it as it answers every `HTTPException`."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "Too many wait already", _LATER)
 
 
 class Lane:
@@ -144,7 +148,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, web_config: ActiveConfig | None, answered: Counter[int]) -> None:
-        self._app, self._web_config, self._answered = app, web_config, answered
+        self._app, self._web_config, self.answered = app, web_config, answered
         self._passwords = Passwords()
         self._checks = Lane("passwords", MOST_CHECKS)
         self._rate, self._filled, self._at = (0.0, 0), 0.0, 0.0  # a bucket of requests
@@ -165,15 +169,15 @@ class Guard:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 scope["begun"] = True
-                self._answered[message["status"]] += 1
+                self.answered[message["status"]] += 1
             await send(message)
 
         try:
             refusal = await self._refusal(scope)
             scope["admitted"] = refusal is None
             await (refusal or self._app)(scope, receive, counted)
-        except FullError:
-            await PlainTextResponse("Too many wait already\n", 503, headers=_LATER)(scope, receive, counted)
+        except FullError as full:
+            await PlainTextResponse(f"{full.detail}\n", 503, headers=_LATER)(scope, receive, counted)
         except Exception as error:  # noqa: BLE001 - whatever it is, other requests go on
             logger.error("%s: unexpected error, please report it: %s", scope["path"][:80], described(error))  # noqa: TRY400 - one line
             if not scope.get("begun"):

@@ -401,12 +401,15 @@ def _shown(token: Token, known: Mapping[str, str]) -> Token:
 _Endpoint = TypeVar("_Endpoint", bound="Callable[..., Any]")
 # Declared here: a parameter of the function would add a 422 response that cannot happen.
 _ALERT = {"parameters": [{"name": "alert", "in": "path", "required": True, "schema": {"type": "string"}}]}
+_FULL: dict[int | str, dict[str, Any]] = {503: {"description": "Too many wait already"}}
 _ABSENT = {404: {"description": "No such alert", "content": {"application/json": {}}}}
 
 
 def make_pages(sidecar: Sidecar, lane: Lane) -> FastAPI:
     """Return the application; each page is written in the thread of `lane`."""
-    app = FastAPI(title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="sglang-tuning-exporter", version=__version__, openapi_url=None, redirect_slashes=False, responses=_FULL
+    )
 
     def get(path: str, **described: Any) -> Callable[[_Endpoint], _Endpoint]:
         """Decorate a function that answers GET and HEAD. In the schema, two methods would need two operation names."""

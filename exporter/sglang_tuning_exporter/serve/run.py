@@ -31,7 +31,7 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import Config
 from sglang_tuning_exporter.config.values import joined
 from sglang_tuning_exporter.serve.app import make_app
-from sglang_tuning_exporter.serve.guard import Lane, headers
+from sglang_tuning_exporter.serve.guard import Guard, Lane, headers
 from sglang_tuning_exporter.serve.process import BACKLOG, bind, return_freed_memory
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Respond `400` with our headers, and close the connection."""
+        if isinstance(self.app, Guard):
+            self.app.answered[400] += 1
         text = msg.encode()
         own = [*self.server_state.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
         own += [(b"content-length", str(len(text)).encode()), (b"connection", b"close")]
@@ -165,6 +167,26 @@ def _let_go(connections: Iterable[asyncio.Protocol]) -> None:
         if left > MOST_UNREAD_BYTES:
             connection.transport.abort()
             left -= size
+
+
+class _Seldom(logging.Filter):
+    """Lets each warning about requests and connections through once a minute: a stranger may cause any number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_at: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now, words = time.monotonic(), str(record.msg)
+        if record.levelno != logging.WARNING:
+            return True
+        is_due = now - self._logged_at.get(words, -math.inf) >= WARN_AGAIN_SECONDS
+        self._logged_at |= {words: now} if is_due else {}
+        return is_due
+
+
+_of_requests = logging.getLogger("uvicorn.error")
+_of_requests.addFilter(_Seldom())
 
 
 def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvicorn.Config:
@@ -207,7 +229,6 @@ class ExporterServer(uvicorn.Server):
         super().__init__(config)
         self._sidecar, self._web_config = sidecar, web_config
         self._wake: Callable[[], object] = lambda: None
-        self._warned_at = -math.inf
 
     async def main_loop(self) -> None:
         """Run until the end."""
@@ -264,13 +285,12 @@ class ExporterServer(uvicorn.Server):
             connection.shutdown()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log once a minute that no connection can be accepted; asyncio tries again every second."""
+        """Log that no connection can be accepted; asyncio tries again every second."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in _EXHAUSTED):
             loop.default_exception_handler(context)
-        elif time.monotonic() - self._warned_at >= WARN_AGAIN_SECONDS:
-            self._warned_at = time.monotonic()
-            logger.warning(
+        else:
+            _of_requests.warning(
                 "cannot accept a connection: %s; raise the limit of open files (ulimit -n, LimitNOFILE=)",
                 error.strerror,
             )
