@@ -155,9 +155,7 @@ def test_a_hostile_name_is_text_and_stays_in_its_place(
     assert browser.complaints() == []
 
 
-def test_the_tab_key_reaches_every_link_and_the_command_line_visibly(
-    browser: Browser, address: str
-) -> None:
+def test_the_tab_key_reaches_every_link_and_the_command_line_visibly(browser: Browser, address: str) -> None:
     browser.open(address)
     step = "What to do, step by step"
     other = BY_ID["memory_reserve_too_large"].summary

@@ -101,9 +101,7 @@ def saved(follower: LogFollower) -> dict[str, object]:
     return positions
 
 
-def test_files_of_another_server_in_a_directory_beside_this_one_are_left_alone(
-    log: Log, tmp_path: Path
-) -> None:
+def test_files_of_another_server_in_a_directory_beside_this_one_are_left_alone(log: Log, tmp_path: Path) -> None:
     log.write(3)
     follower = LogFollower([str(log.path)], from_start=True)
     assert read(follower) == [1, 2, 3]
@@ -119,9 +117,7 @@ def test_files_of_another_server_in_a_directory_beside_this_one_are_left_alone(
     assert (read(follower), lost(follower)) == ([4], 1)
 
 
-def test_a_glob_reads_rotated_files_of_a_directory_beside_the_log_once(
-    log: Log, tmp_path: Path
-) -> None:
+def test_a_glob_reads_rotated_files_of_a_directory_beside_the_log_once(log: Log, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     follower = LogFollower([str(tmp_path / "**" / "server.log*")], from_start=True)
     log.write(2)

@@ -172,9 +172,7 @@ def test_a_silence_after_which_little_runs_is_a_pause_of_the_clients_and_noted()
 @pytest.mark.parametrize(
     ("tokens", "verdict_"), [(3_000, "no_limit_in_log"), (9_600, "scheduler_stuck"), (9_000, "no_limit_in_log")]
 )
-def test_a_hang_of_a_pairs_decode_server_has_the_same_requests_throughout(
-    tokens: int, verdict_: str
-) -> None:
+def test_a_hang_of_a_pairs_decode_server_has_the_same_requests_throughout(tokens: int, verdict_: str) -> None:
     def line(at: float, held: int) -> str:
         return decode(at, 1).replace("100000", str(held)).replace(", gen", ", #prealloc-req: 0, #transfer-req: 0, gen")
 

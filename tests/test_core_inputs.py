@@ -318,9 +318,7 @@ def test_sglangs_own_stamps_count_where_a_runtime_prints_times_of_another_zone()
 
 
 @pytest.mark.parametrize("hour", ["09", "11", "13"])
-def test_a_log_begins_with_sglangs_own_stamps_not_with_a_runtimes(
-    tmp_path: Path, hour: str
-) -> None:
+def test_a_log_begins_with_sglangs_own_stamps_not_with_a_runtimes(tmp_path: Path, hour: str) -> None:
     around = f"2025-11-20T{hour}:40:10.5Z stderr F "
     log = write(
         tmp_path / "0.log", f"{around}a warning of Python's\n", *(around + decode("11:40:10") for _ in range(2))

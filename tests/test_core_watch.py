@@ -436,9 +436,7 @@ def test_a_server_that_refuses_every_request_is_not_healthy() -> None:
 
 
 @pytest.mark.parametrize(("aborted", "rejected"), [(0.0, 5), (5.0, 0)])
-def test_streams_that_leave_the_queue_unstarted_were_rejected_unless_given_up(
-    aborted: float, rejected: int
-) -> None:
+def test_streams_that_leave_the_queue_unstarted_were_rejected_unless_given_up(aborted: float, rejected: int) -> None:
     beside = Beside(reads=False)
     beside.scrape(0, queued_requests=5.0, admitted_requests=0.0, open_requests=5.0, answered_requests=0.0)
     beside.scrape(4, open_requests=0.0, answered_requests=5.0, aborted_requests=aborted)

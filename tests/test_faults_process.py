@@ -227,9 +227,7 @@ def test_within_half_a_gigabyte_of_address_space_it_works(server: Server) -> Non
         counted(exporter, 1000)
 
 
-def test_two_exporters_with_one_state_file_stay_right_and_the_second_warns(
-    server: Server, state: Path
-) -> None:
+def test_two_exporters_with_one_state_file_stay_right_and_the_second_warns(server: Server, state: Path) -> None:
     with following(*of(server), *with_state(state)) as first, following(*of(server), *with_state(state)) as second:
         assert "another exporter uses it; give each exporter a --state-file of its own" in "".join(second.said)
         server.write(3)
@@ -270,9 +268,7 @@ def test_a_state_file_on_a_full_disk_is_reported_stays_whole_and_is_written_agai
         unmounted(disk)
 
 
-def test_a_state_file_that_may_not_be_written_is_reported_and_serving_goes_on(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_state_file_that_may_not_be_written_is_reported_and_serving_goes_on(server: Server, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     with following(*of(server), *with_state(closed / "state.json"), before=AS_ANY_OWNER) as exporter:

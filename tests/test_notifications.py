@@ -50,7 +50,7 @@ def test_an_alert_of_another_source_gets_no_empty_sentences() -> None:
     assert text.strip() == "[firing] A on ?"
 
 
-def test_half_requests_take_a_bounded_number_of_threads_and_no_notification_waits_for_them() -> None:
+def test_half_requests_take_bounded_threads_and_delay_no_notification() -> None:
     before, taken = threading.active_count(), list[Any]()
     with receiver("127.0.0.1:0", taken.append) as url, ExitStack() as strangers:
         port = int(url.rpartition(":")[2])

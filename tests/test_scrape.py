@@ -93,7 +93,7 @@ def test_a_key_file_that_is_none_is_the_reason_why_the_server_was_not_asked(
     ("error", "reason"),
     [(files.NoThreadError(), "own_limit"), (OSError(errno.ETIMEDOUT, "no answer for 2 s"), "key_file")],
 )
-def test_a_key_that_was_read_is_sent_while_its_file_is_late_and_one_that_never_was_is_missed(
+def test_a_key_is_sent_while_its_file_is_late_if_it_was_ever_read(
     error: OSError, reason: str, sglang: FakeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(_: Path) -> bytes:

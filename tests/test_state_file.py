@@ -110,9 +110,7 @@ OURS = b'{"schema": 1, "program": "sglang-tuning-exporter", "lines": '
     ],
     ids=["empty", "nul", "cut", "cut by a crash", "newer", "not utf-8", "deep", "giant number", "huge"],
 )
-def test_a_damaged_state_file_is_reported_and_replaced_by_the_next_save(
-    path: Path, text: bytes
-) -> None:
+def test_a_damaged_state_file_is_reported_and_replaced_by_the_next_save(path: Path, text: bytes) -> None:
     path.write_bytes(text)
     file = taken(path)
     assert file.load() == {}
@@ -148,9 +146,7 @@ def test_a_file_of_another_program_is_not_used_and_stays_as_it_is(path: Path, te
 
 
 @pytest.mark.parametrize("text", FOREIGN)
-def test_a_file_of_another_program_that_appears_later_stays_as_it_is(
-    file: StateFile, path: Path, text: bytes
-) -> None:
+def test_a_file_of_another_program_that_appears_later_stays_as_it_is(file: StateFile, path: Path, text: bytes) -> None:
     assert file.save({"lines": {}})
     path.write_bytes(text)
     assert not file.save({"lines": {"decode": 1}})

@@ -148,9 +148,7 @@ def test_one_poll_reads_a_bounded_amount_of_each_file(tmp_path: Path) -> None:
     text=st.lists(st.sampled_from([b"a", b"x" * 5, b"x" * 6, b"\n", b"\0", b"\xff\r"])).map(b"".join),
     cuts=st.lists(st.integers(0, 30), max_size=12),
 )
-def test_lines_up_to_the_limit_come_whole_and_longer_ones_are_counted(
-    text: bytes, cuts: list[int]
-) -> None:
+def test_lines_up_to_the_limit_come_whole_and_longer_ones_are_counted(text: bytes, cuts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         follower = LogFollower([str(log)], max_line_bytes=6)

@@ -86,7 +86,7 @@ def test_a_thread_that_fails_again_and_again_is_given_up(said: list[str]) -> Non
     assert said[-1] == "log thread: 4 errors in a row: the exporter ends"
 
 
-def test_a_thread_that_cannot_be_started_is_a_mistake_of_one_line_and_not_one_that_runs(
+def test_a_thread_that_cannot_be_started_is_one_line_and_not_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def limited(_: threading.Thread) -> None:
