@@ -121,7 +121,11 @@ def check_dialects(directory: Path) -> int:
 
 
 # Counters of the watch by their names here.
-COUNTED = {"starts": "starts", "retractions": "retractions", "retracted requests": "retracted"}
+COUNTED = {
+    "starts": "server_starts",
+    "retractions": "retraction_events",
+    "retracted requests": "retracted_requests",
+}
 
 
 def read(path: Path, *, watched: bool) -> dict[str, Any]:

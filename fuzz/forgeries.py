@@ -157,7 +157,7 @@ def outcome(watch: Watch) -> list[object]:
     """Return what a forged line must not change: counts, arguments, limits, the pool, and how the server ended."""
     server = watch.server
     # An order to end is taken as it is printed: a server that works on is not down, whoever ordered what.
-    counted = {name: number for name, number in server.counted.items() if number and name != "liveness.draining"}
+    counted = {name: number for name, number in server.counted.items() if number and name != "liveness_events.draining"}
     return [counted, dict(server.facts.arguments), dict(server.facts.limits), server.facts.pool(), server.ended]
 
 
@@ -185,7 +185,7 @@ def true(place: int, scrapers: tuple[float, float] | None) -> Watch:
     recording = recordings()[place]
     watch, _ = play(recording, b"", 0, scrapers=scrapers)
     retractions = sum(b"Retract requests. #" in line.text for line in recording.lines)
-    assert watch.server.counted["retractions"] == retractions, (recording.name, scrapers)
+    assert watch.server.counted["retraction_events"] == retractions, (recording.name, scrapers)
     return watch
 
 
@@ -224,8 +224,8 @@ def check_forgery(data: bytes) -> None:
         return
     theirs = message.startswith(b"%p%s")  # all of it
     for name, number in ({} if theirs else watch.server.counted).items():
-        if name != _OF_CARRIERS and not name.startswith("liveness."):  # lines, marked or not
-            marked = sum(totals[f"marked.{name}"] for _, totals in watch.server.buckets)
+        if name != _OF_CARRIERS and not name.startswith("liveness_events."):  # lines, marked or not
+            marked = sum(totals.get(f"marked.{name}", 0.0) for _, totals in watch.server.buckets)
             assert number - marked <= expected.server.counted.get(name, 0), (name, where)
     assert watch.judge(now).verdict != "healthy", where
 

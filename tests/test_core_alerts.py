@@ -12,7 +12,7 @@ from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.server import Totals
+from sglang_tuning_exporter.core.sums import Totals
 from sglang_tuning_exporter.core.view import view_of
 from sglang_tuning_exporter.core.watch import BurnRates, Watch
 from test_core_course import BEGIN, decode, load, retraction, stamp, start
@@ -142,8 +142,8 @@ class Budget:
     def pass_minutes(self, minutes: int, late: float, requests: float = 10.0) -> None:
         for _ in range(minutes):
             self.rates.begin_minute(self.counted, 60.0 * self.minute + 30)
-            self.counted["time_to_first_token_observed"] += requests
-            self.counted["time_to_first_token_late"] += requests * late
+            self.counted["latency_observations.time_to_first_token"] += requests
+            self.counted["latency_breaches.time_to_first_token"] += requests * late
             self.minute += 1
 
     def burning(self, rate: str, begun: float = 0.0) -> float | None:
@@ -210,7 +210,7 @@ def test_a_forged_line_that_waited_is_doubtful_after_a_restart_too() -> None:
     again.watch, again.page = restarted(beside, 74, age=3.0), beside.page
     for at in range(78, 120, 4):
         again.scrape(at)
-    assert (again.count("retractions"), dict(again.watch.doubtful)) == (0, {("retraction", "counter"): 1})
+    assert (again.count("retraction_events"), dict(again.watch.doubtful)) == (0, {("retraction", "counter"): 1})
 
 
 # Alerts over a log

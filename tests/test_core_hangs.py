@@ -58,7 +58,7 @@ class Server:
             queues=dict(self.queues),
         )
         if self.new:
-            rank.graph_passes, rank.eager_passes = self.passes, 0.0
+            rank.replayed_batches, rank.eager_batches = self.passes, 0.0
         return Scrape(
             [rank],
             progress=self.sent + (self.scheduled if self.new else 0.0),

@@ -90,9 +90,9 @@ def servers(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 def loads(draw: st.DrawFn) -> Load:
     """Draw a load of any kind."""
     more: dict[str, float] = {
-        "retractions": draw(st.sampled_from([0.0, 0.0, 400.0])),
-        "cached": draw(st.sampled_from([0.0, 1e6])),
-        "rejected": draw(st.sampled_from([0.0, 0.0, 1e3])),
+        "retraction_events": draw(st.sampled_from([0.0, 0.0, 400.0])),
+        "cached_tokens": draw(st.sampled_from([0.0, 1e6])),
+        "rejected_requests": draw(st.sampled_from([0.0, 0.0, 1e3])),
         "full_lines": draw(st.sampled_from([0.0, 100.0])),
         "too_long": 10.0,
         "too_long_tokens": draw(st.sampled_from([1e4, 1e8])),

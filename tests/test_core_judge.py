@@ -37,7 +37,7 @@ def and_also(load: Load, **totals: float) -> Load:
 
 
 def test_a_consequence_has_the_advice_of_its_cause() -> None:
-    load = and_also(AT_LIMIT, rejected=40.0, **{"queue/above_range": 400.0})
+    load = and_also(AT_LIMIT, rejected_requests=40.0, **{"queue/above_range": 400.0})
     judgement = of(load, **LIMIT)
     assert ids(judgement)[:3] == ["running_at_limit", "requests_rejected", "queue_too_long"]
     for row in ("requests_rejected", "queue_too_long"):
@@ -50,7 +50,7 @@ def test_a_consequence_has_the_advice_of_its_cause() -> None:
 @pytest.mark.parametrize(("share", "flag"), [(0.4, "--max-running-requests"), (0.04, "")])
 def test_rejections_have_the_flag_of_waits_too_rare_for_a_finding(share: float, flag: str) -> None:
     # As on a real server: a queue of ten, full for 36 of 78 s because of the limit. Few seconds of waits show no reason.
-    judgement = of(and_also(replace(AT_LIMIT, share=share), rejected=400.0), **LIMIT)
+    judgement = of(and_also(replace(AT_LIMIT, share=share), rejected_requests=400.0), **LIMIT)
     assert (judgement.verdict, "running_at_limit" in ids(judgement)) == ("requests_rejected", False)
     changes = finding(judgement, "requests_rejected").changes
     assert (changes[0].flag if changes else "") == flag
@@ -163,7 +163,12 @@ def test_a_tiny_chunk_is_named_under_load_where_prompts_fill_it(full: float, *, 
 
 def cached(share: float, load: Load, **more: float) -> Load:
     return and_also(
-        load, cached=share * 400_000, computed=(1 - share) * 400_000, started=800.0, sequences=800.0, **more
+        load,
+        cached_tokens=share * 400_000,
+        computed_tokens=(1 - share) * 400_000,
+        admitted_requests=800.0,
+        sequences=800.0,
+        **more,
     )
 
 
@@ -176,8 +181,8 @@ WAITS = Load(why="pool_full", usage=0.95)
         (cached(0.3, WAITS), {}, True),
         (cached(0.3, Load()), {}, False),  # nothing waits: there is no order
         (cached(0.05, WAITS), {}, False),
-        (cached(0.3, WAITS, retracted=400.0), {}, False),  # retracted requests find their own tokens
-        (cached(0.6, WAITS, retracted=20.0), {}, True),
+        (cached(0.3, WAITS, retracted_requests=400.0), {}, False),  # retracted requests find their own tokens
+        (cached(0.6, WAITS, retracted_requests=20.0), {}, True),
         (
             cached(0.3, WAITS),
             {"enable_priority_scheduling": True},

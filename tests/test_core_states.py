@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
-from sglang_tuning_exporter.core.server import STATES, Server
+from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.sums import STATES
 from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
 
 SIGNALS = STATES.keys()
@@ -125,7 +126,7 @@ def test_what_a_start_counted_goes_on_in_the_next_and_its_rate_of_admission_does
     beside.start(70.0)
     beside.decode(71.0, queued=5)
     assert beside.server.schedulers[None].moment(71.0).queue == "unknown"
-    assert beside.server.life(None)["replayed"] == 10 + 40
+    assert beside.server.life(None)["replayed_batches"] == 10 + 40
 
 
 @pytest.mark.parametrize("throughput", [0.7, 0.0], ids=["by the throughput", "by the times of the lines"])
@@ -155,7 +156,7 @@ def test_requests_that_log_and_metrics_show_start_once(beside: Beside) -> None:
 
 def test_a_rank_that_decoded_between_two_pages_served(beside: Beside) -> None:
     for at in (0.0, 15.0):
-        ranks = [RankFigures(0, 0, 0, graph_passes=40 * at), RankFigures(1, 0, 0, graph_passes=1)]
+        ranks = [RankFigures(0, 0, 0, replayed_batches=40 * at), RankFigures(1, 0, 0, replayed_batches=1)]
         beside.server.take(Scrape(ranks, progress=600 * at), at)
     assert [beside.server.life(dp)["activity/serving"] for dp in (0, 1)] == [15.0, 0.0]
 
@@ -167,7 +168,7 @@ def test_the_usage_of_an_idle_moment_is_not_that_of_the_load_between_two_pages(b
             8 if step == 0 else 0,
             progress=600 * step,
             full_usage=0.5 if step == 0 else 0.0,
-            graph_passes=600.0 * step,
+            replayed_batches=600.0 * step,
         )
     beside.server.advance(60.0)
     assert beside.server.window(600.0).mean("usage") == 0.5

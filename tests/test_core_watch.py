@@ -96,8 +96,8 @@ def test_no_real_retraction_is_lost_or_doubled_by_any_scraper(
         while left and left[0][0] <= now - late:
             taken(beside, "retraction", now, requests=left[0][1], gained=left.pop(0)[0])
         beside.scrape(now, retracted_requests=float(sum(number for when, number in times if when <= now - age)))
-    assert beside.count("retractions") == len(times)
-    assert beside.count("retracted") == sum(number for _, number in times)
+    assert beside.count("retraction_events") == len(times)
+    assert beside.count("retracted_requests") == sum(number for _, number in times)
     assert not beside.watch.doubtful
 
 
@@ -113,7 +113,7 @@ def test_beside_the_counter_forged_lines_add_nothing(lines: list[tuple[float, bo
             due = now + pause
     for step in range(20):
         beside.scrape(now + 3 * (step + 1), retracted_requests=float(real))
-    assert beside.count("retractions") == real
+    assert beside.count("retraction_events") == real
     assert sum(beside.watch.doubtful.values()) == len(lines) - real
 
 
@@ -122,7 +122,7 @@ def test_of_contradicting_lines_the_smallest_and_unmarked_ones_count() -> None:
     for requests, marked in ((3, False), (1, False), (1, True), (1, False), (1, False)):
         beside.watch.take_line(Event("retraction", BEGIN + 73, figures={"requests": requests}, marked=marked))
     beside.scrape(76, retracted_requests=3.0)
-    assert (beside.count("retractions"), beside.watch.server.window(60)["marked.retractions"]) == (3, 0)
+    assert (beside.count("retraction_events"), beside.watch.server.window(60)["marked.retraction_events"]) == (3, 0)
 
 
 def taken(beside: Beside, kind: str, at: float, *, past: bool = False, **figures: float) -> None:
@@ -136,7 +136,7 @@ def test_a_retraction_before_the_first_page_is_not_counted_twice() -> None:
     taken(beside, "retraction", 15, past=True, requests=1)
     beside.scrape(20)
     beside.watch.advance(BEGIN + 60)
-    assert (beside.count("retractions"), beside.count("retracted")) == (1, 1)
+    assert (beside.count("retraction_events"), beside.count("retracted_requests")) == (1, 1)
 
 
 # Requests that are too long or refused, and health checks
@@ -170,7 +170,7 @@ def test_a_flood_of_such_lines_crowds_out_no_retraction() -> None:
         taken(beside, "refused", 73)
     beside.lines(retraction(73))
     beside.scrape(76, retracted_requests=1.0)
-    assert beside.count("retractions") == 1
+    assert beside.count("retraction_events") == 1
 
 
 def test_a_failed_health_check_of_a_server_that_sends_tokens_is_no_hang() -> None:
@@ -191,7 +191,7 @@ def test_a_server_that_is_away_shows_no_present_figures_and_keeps_its_counts() -
     scheduler = beside.watch.server.schedulers[None]
     assert (scheduler.running, scheduler.queued, scheduler.usages) == (None, None, {})
     assert scheduler.moment(BEGIN + 76).activity == "unknown"
-    assert beside.watch.server.life(None)["replayed"] == 30 * 40
+    assert beside.watch.server.life(None)["replayed_batches"] == 30 * 40
 
 
 # Ends and starts
@@ -359,7 +359,7 @@ def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -
     for step in range(20):
         beside.scrape(
             4.0 * step, finished_requests=40.0 * step, running=12.0, queued=2.0, full_usage=0.3, admitted_requests=40.0 * step,
-            prefill_passes=30.0 * step, eager_passes=90.0 * step, computed_tokens=60_000.0 * step,
+            prefill_passes=30.0 * step, eager_batches=90.0 * step, computed_tokens=60_000.0 * step,
         )  # fmt: skip
     assert "admission_too_conservative" not in {each.diagnosis for each in beside.judge(80).findings}
 
@@ -440,7 +440,7 @@ def test_streams_that_leave_the_queue_unstarted_were_rejected_unless_given_up(ab
     beside = Beside(reads=False)
     beside.scrape(0, queued_requests=5.0, admitted_requests=0.0, open_requests=5.0, answered_requests=0.0)
     beside.scrape(4, open_requests=0.0, answered_requests=5.0, aborted_requests=aborted)
-    assert beside.count("rejected") == rejected
+    assert beside.count("rejected_requests") == rejected
 
 
 def test_a_start_from_before_the_exporter_is_not_shown_beside_a_count_of_no_starts() -> None:
@@ -468,24 +468,24 @@ def test_tokens_a_second_are_over_the_prefill_between_the_decode_lines_too() -> 
 def test_once_a_server_has_no_metrics_any_more_its_log_counts_the_batches() -> None:
     beside = Beside()
     for at in (0, 4):
-        beside.scrape(at, graph_passes=10.0 * at)
+        beside.scrape(at, replayed_batches=10.0 * at)
     beside.watch.lose("metrics_disabled", "it answers 404", BEGIN + 5)
     beside.lines(decode(6))
-    assert beside.watch.server.life(None)["replayed"] == 40 + 40
+    assert beside.watch.server.life(None)["replayed_batches"] == 40 + 40
 
 
 def test_a_line_of_a_server_that_is_gone_counts() -> None:
     beside = served()
     beside.lines(retraction(73))
     beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
-    assert beside.count("retractions") == 1
+    assert beside.count("retraction_events") == 1
 
 
 def test_while_scrapes_fail_a_line_counts_at_once() -> None:
     beside = served()
     beside.watch.lose("timeout", "no answer", BEGIN + 74)
     beside.lines(retraction(75), stamp(76) + CRASH)
-    assert (beside.count("retractions"), beside.count("ends")) == (1, 1)
+    assert (beside.count("retraction_events"), beside.count("ends")) == (1, 1)
 
 
 def test_a_retraction_from_before_the_first_page_counts_as_with_the_log_alone() -> None:
@@ -493,7 +493,11 @@ def test_a_retraction_from_before_the_first_page_counts_as_with_the_log_alone() 
     beside.scrape(12, retracted_requests=1.0)
     taken(beside, "retraction", 8, past=True, requests=1)
     beside.scrape(60)
-    assert (beside.count("retractions"), beside.count("retracted"), dict(beside.watch.doubtful)) == (1, 1, {})
+    assert (beside.count("retraction_events"), beside.count("retracted_requests"), dict(beside.watch.doubtful)) == (
+        1,
+        1,
+        {},
+    )
 
 
 def test_a_retraction_that_the_first_page_may_have_counted_is_not_doubtful() -> None:
@@ -502,7 +506,7 @@ def test_a_retraction_that_the_first_page_may_have_counted_is_not_doubtful() -> 
     taken(beside, "retraction", 12.5, requests=1)
     for at in range(16, 60, 4):
         beside.scrape(at)
-    assert (beside.count("retractions"), dict(beside.watch.doubtful)) == (1, {})
+    assert (beside.count("retraction_events"), dict(beside.watch.doubtful)) == (1, {})
 
 
 def test_a_burst_that_is_over_is_said_in_the_past_tense() -> None:
@@ -524,7 +528,7 @@ def test_while_the_log_cannot_be_read_the_servers_counter_goes_on(begin: int) ->
     retracting = replace(retracting, lines=tuple(line for line in retracting.lines if line.at < begin))
     watch = watched(retracting)
     watch.advance(end_of(retracting) + 60)
-    assert (watch.server.counted["retracted"], dict(watch.doubtful)) == (10, {})
+    assert (watch.server.counted["retracted_requests"], dict(watch.doubtful)) == (10, {})
 
 
 # What log and metrics decide together
@@ -587,12 +591,16 @@ def test_what_the_page_counts_is_not_counted_by_the_log_and_what_the_log_lacks_i
     beside.lines(refused, refused, refused)
     beside.scrape(75, answered_requests=5.0, refused_requests=2.0, retracted_requests=4.0)
     beside.watch.advance(BEGIN + 90)
-    assert [beside.count(name) for name in ("rejected", "retractions", "retracted")] == [2, 0, 4]
+    assert [beside.count(name) for name in ("rejected_requests", "retraction_events", "retracted_requests")] == [
+        2,
+        0,
+        4,
+    ]
     first = served()  # the counter of a status that never came is not there yet
     first.lines(refused, refused, refused)
     for at in range(75, 90, 3):
         first.scrape(at, refused_requests=2.0)
-    assert first.count("rejected") == 2
+    assert first.count("rejected_requests") == 2
 
 
 def test_retractions_of_the_counters_are_paid_by_the_rank_that_logged_them() -> None:
@@ -604,7 +612,7 @@ def test_retractions_of_the_counters_are_paid_by_the_rank_that_logged_them() -> 
             beside.lines(retraction(3, ranks=" DP1 TP0"))
     beside.watch.advance(BEGIN + 30)
     lives = [beside.watch.server.life(dp) for dp in (0, 1)]
-    assert [(life["retraction_events"], life["retracted"]) for life in lives] == [(0, 1), (1, 1)]
+    assert [(life["retraction_events"], life["retracted_requests"]) for life in lives] == [(0, 1), (1, 1)]
 
 
 def test_the_log_of_another_server_disagrees_and_one_that_stays_silent_is_said() -> None:
@@ -632,7 +640,11 @@ def test_a_server_that_works_on_by_its_metrics_has_not_ended() -> None:
 
 def test_late_answers_are_counted_from_zero() -> None:
     beside, bounds = Beside(reads=False), (0.5, 2.0, inf)
-    names = ("time_to_first_token_observed", "time_to_first_token_late", "finished_requests")
+    names = (
+        "latency_observations.time_to_first_token",
+        "latency_breaches.time_to_first_token",
+        "finished_requests",
+    )
     for at, counts, expected in ((0, (4.0, 4.0, 4.0), [0, 0, 0]), (4, (6.0, 6.0, 9.0), [5, 3, 0])):
         beside.scrape(at, time_to_first_token=Histogram(bounds, counts, 1.0))
         assert [beside.count(name) for name in names] == expected

@@ -11,7 +11,7 @@ import pytest
 
 import sglang_tuning_exporter
 from sglang_tuning_exporter.collect import scrape
-from sglang_tuning_exporter.core import diagnoses, judge, server
+from sglang_tuning_exporter.core import diagnoses, judge, sums
 from sglang_tuning_exporter.core.diagnoses import ALL, EXPORTER, Diagnosis, causes_of, place
 from sglang_tuning_exporter.mixin.boards import looks
 
@@ -20,7 +20,7 @@ FAMILIES = sorted(path.stem for path in (PACKAGE / "core" / "diagnoses").glob("[
 IDS = {diagnosis.id for diagnosis in (*ALL, *EXPORTER)}
 # Words of other vocabularies that a diagnosis has as its id, too: states of a signal, reasons why a scrape failed, troubles of a source,
 # verdicts without a diagnosis.
-STATES = {state for states in server.STATES.values() for state in states}
+STATES = {state for states in sums.STATES.values() for state in states}
 ALSO = STATES | set(get_args(scrape.Reason)) | set(judge.SENTENCES)
 TROUBLES = {diagnosis.trouble for diagnosis in ALL if diagnosis.trouble}
 # Series with the name of a diagnosis.

@@ -53,7 +53,7 @@ def test_the_next_page_of_every_release_is_read_as_if_it_were_the_first(path: Pa
 
 def test_tp_ranks_that_count_the_same_pass_are_one_pass() -> None:
     rank = only_rank("0.5.23_tp8-retract")
-    assert (rank.graph_passes, rank.eager_passes) == (120, 0)
+    assert (rank.replayed_batches, rank.eager_batches) == (120, 0)
 
 
 def test_pp_ranks_are_one_scheduler_and_phases_of_one_rank_add_up() -> None:

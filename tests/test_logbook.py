@@ -87,7 +87,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def events(watch: Watch) -> float:
-    return watch.server.counted["retractions"]
+    return watch.server.counted["retraction_events"]
 
 
 def lately(watch: Watch, name: str) -> float:
@@ -101,7 +101,7 @@ def failures(watch: Watch) -> float:
 
 
 def scrape(watch: Watch, retracted: float, *, ago: float = 0.0) -> None:
-    figures = RankFigures(None, running=237, queued=4, graph_passes=1.0, retracted_requests=retracted)
+    figures = RankFigures(None, running=237, queued=4, replayed_batches=1.0, retracted_requests=retracted)
     watch.take_page(Scrape([figures], progress=retracted), time.time() - ago)
 
 
@@ -111,7 +111,7 @@ def test_positions_and_counters_are_in_the_file_when_the_block_is_read(place: Pl
         book.poll()
         document = json.loads(place.state_file.read_bytes())
         assert [mark["position"] for mark in document["positions"]["files"]] == [place.log.stat().st_size]
-        assert document["watch"]["counted"]["retractions"] == 1
+        assert document["watch"]["counted"]["retraction_events"] == 1
 
 
 def test_a_save_while_a_block_is_parsed_has_the_position_before_the_block(
@@ -241,7 +241,7 @@ def test_a_raw_message_before_the_crash_marks_the_lines_after_it(place: Place, *
         rotated.unlink()
     place.log.touch()
     with place.reader() as (book, watch):
-        marked = sum(totals["marked.retractions"] for _, totals in watch.server.buckets)
+        marked = sum(totals["marked.retraction_events"] for _, totals in watch.server.buckets)
         assert (events(watch), marked) == (1, 1)
         assert book.lines["retraction"] == 1
 
@@ -354,7 +354,7 @@ def test_events_of_the_gap_are_counted_once_and_are_not_of_now(place: Place) -> 
     place.write_past(RETRACTION.replace("8950", "{n}"), ago=3900.0, times=60, step=6.0)
     for _ in range(2):
         with place.reader() as (_book, watch):
-            assert (events(watch), lately(watch, "retractions")) == (60, 0)
+            assert (events(watch), lately(watch, "retraction_events")) == (60, 0)
 
 
 def test_starts_while_the_exporter_was_down_are_no_restart_loop(place: Place) -> None:
@@ -362,7 +362,7 @@ def test_starts_while_the_exporter_was_down_are_no_restart_loop(place: Place) ->
     place.write_past("server_args={{'tp_size': 1, 'port': {n}}}", ago=35_000.0, times=8, step=4000.0)
     place.write_past(DECODE.replace("usage: 0.97", "usage: 0.40"), ago=1.0)
     with place.reader() as (_book, watch):
-        assert watch.server.counted["starts"] == 8
+        assert watch.server.counted["server_starts"] == 8
         assert "restart_loop" not in {each.diagnosis for each in watch.judge(time.time()).findings}
 
 
@@ -370,7 +370,7 @@ def test_a_log_read_from_its_start_counts_its_past_and_does_not_judge_by_it(plac
     place.write_past(RETRACTION.replace("8950", "{n}"), ago=4000.0, times=500, step=6.0)
     place.write_past("Prefill out of memory. Try to lower your batch size.", ago=380.0)
     with place.reader(from_start=True) as (_book, watch):
-        assert (events(watch), lately(watch, "retractions")) == (500, 0)
+        assert (events(watch), lately(watch, "retraction_events")) == (500, 0)
         assert lately(watch, "out_of_memory.prefill") == 1
 
 

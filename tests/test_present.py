@@ -134,8 +134,8 @@ def test_a_scheduler_that_one_page_lacks_goes_on_counting_where_it_was() -> None
         (15, series(num_retracted_requests_total=316.0) + phantoms(4)),
         (30, series(num_retracted_requests_total=317.0)),
     ]
-    assert watched(steps).server.counted["retracted"] == 0, f"{found}: it may still wait for its line"
-    assert watched([*steps, (90, series(num_retracted_requests_total=317.0))]).server.counted["retracted"] == 1
+    assert watched(steps).server.counted["retracted_requests"] == 0, f"{found}: it may still wait for its line"
+    assert watched([*steps, (90, series(num_retracted_requests_total=317.0))]).server.counted["retracted_requests"] == 1
 
 
 def retracted(number: float) -> str:
@@ -148,10 +148,10 @@ def retracted(number: float) -> str:
 def test_a_bad_page_right_after_a_restart_counts_nothing_again(first: str) -> None:
     before = watched([(0, retracted(10)), (15, retracted(316))])
     before.advance(BEGIN + 90)
-    assert before.server.counted["retracted"] == 306
+    assert before.server.counted["retracted_requests"] == 306
     watch = Watch(PROFILES["online"], BEGIN + 100, reads=True, scrapes=True)
     watch.restore(json.loads(json.dumps(before.saved(BEGIN + 90))), BEGIN + 100, 10.0)
     for at, page in ((101, first), (116, retracted(317)), (180, retracted(317))):
         watch.take_page(metrics.read(page), BEGIN + at)
         watch.advance(BEGIN + at)
-    assert watch.server.counted["retracted"] == 307
+    assert watch.server.counted["retracted_requests"] == 307

@@ -10,7 +10,7 @@ from typing import Any
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import NO_RANK
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.server import Totals
+from sglang_tuning_exporter.core.sums import Totals, is_declared
 from sglang_tuning_exporter.core.view import View
 
 SECONDS = 200.0
@@ -51,9 +51,11 @@ class Load:
         if waits:
             made["waits/None"] = self.share * self.seconds
         if self.prompt:
-            made["started"] = made["sequences"] = self.started
-            made["computed"], made["decoded"] = self.started * self.prompt, self.started * self.answer
+            made["admitted_requests"] = made["sequences"] = self.started
+            made["computed_tokens"], made["decoded_tokens"] = self.started * self.prompt, self.started * self.answer
         made.update(self.more)
+        undeclared = [name for name in made if not is_declared(name)]
+        assert not undeclared
         return made
 
 

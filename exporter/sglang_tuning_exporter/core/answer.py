@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.diagnoses import ALL, BY_ID, EXPORTER, Diagnosis
 from sglang_tuning_exporter.core.diagnoses.steps import setting
+from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import (
     STATE_WORDS,
@@ -30,26 +31,27 @@ from sglang_tuning_exporter.core.findings import (
     ended,
     typed_value,
 )
-from sglang_tuning_exporter.core.server import SIGNALS, Server, Totals
+from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.sums import SIGNALS, Totals
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.flags import command_line
 
 Comparison: TypeAlias = Mapping[str, Any]
-# Of the counts: the name in a report.
-COUNTED = {
-    "retraction_events": "retractions", "retracted_requests": "retracted", "rejected_requests": "rejected", "server_errors": "server_errors",
-    "server_starts": "starts", "decode_batches": "decode_lines", "prefill_batches": "prefill_lines",
-    **{f"out_of_memory.{phase}": f"out_of_memory.{phase}" for phase in ("prefill", "decode", "graph_capture", "startup", "unknown")},
-}  # fmt: skip
+# The counts of a report, and the sums that they are. SGLang prints a line for one decode batch in 40, so batches are named apart.
+EVENTS = (
+    "retraction_events", "retracted_requests", "rejected_requests", "server_errors", "server_starts",
+    *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY_PHASES),
+)  # fmt: skip
+COUNTED = {name: name for name in EVENTS} | {"decode_batches": "decode_lines", "prefill_batches": "prefill_lines"}
 
 
 def beside(judgement: Judgement, server: Server, totals: Totals, **more: Any) -> Judgement:
     """Return the judgement with what is shown beside it in a report and of a running server; `totals`: sums of the judged time."""
     line, changes, notes = command(judgement, server.facts)
-    marked = {name: totals[f"marked.{count}"] for name, count in COUNTED.items() if totals[f"marked.{count}"]}
-    events = totals["marked.retractions"]
-    note = f"{totals['retractions']:.0f} retractions, {events:.0f} of them beside text that clients can write."
+    marked = {name: number for name in EVENTS if (number := totals[f"marked.{name}"])}
+    events = totals["marked.retraction_events"]
+    note = f"{totals['retraction_events']:.0f} retractions, {events:.0f} of them beside text that clients can write."
     return replace(
         judgement, notes=(*([note] if events else []), *judgement.notes), marked=marked, shares=_shares(totals), last=_last_figures(server),
         series=series(server), running_limit=server.running_limit,
@@ -92,8 +94,8 @@ def figures_of(view: View) -> dict[str, float]:
     figures = {
         "serving_seconds": view.served, "running_requests": view.sum("running"), "queued_requests": view.sum("queued"),
         "token_usage": view.mean("usage"), "generated_tokens_per_second": view.generated_per_second, "share_cached": view.cached_share,
-        "prompt_tokens_per_second": view.totals["computed"] / view.served if view.served else None,
-        "retractions": view.totals["retractions"] if view.served else None,
+        "prompt_tokens_per_second": view.totals["computed_tokens"] / view.served if view.served else None,
+        "retractions": view.totals["retraction_events"] if view.served else None,
     }  # fmt: skip
     return {name: value for name, value in figures.items() if value is not None}
 
@@ -123,7 +125,7 @@ def series(server: Server) -> dict[str, Series]:
     return {
         **{name: tuple((at, of_all(totals, name)) for at, totals in buckets) for name in ("running", "queued")},
         "usage": tuple((at, totals.mean("usage")) for at, totals in buckets),
-        "retractions": tuple((at, totals["retractions"]) for at, totals in buckets),
+        "retractions": tuple((at, totals["retraction_events"]) for at, totals in buckets),
     }
 
 

@@ -5,6 +5,7 @@ A report says the worst that held for long enough, of the last start first. The 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -15,7 +16,8 @@ from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.diagnoses import BY_ID, Diagnosis, place
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judgement, Start, Stretch
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server, Totals, merged
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server
+from sglang_tuning_exporter.core.sums import merged
 from sglang_tuning_exporter.core.times import Span
 from sglang_tuning_exporter.core.view import View, view_of
 from sglang_tuning_exporter.sglang.flags import VARYING_ARGS, are_same_settings
@@ -54,7 +56,7 @@ class Run:
     is_start: bool = False  # its arguments are in the log
     episodes: dict[str, Episode] = field(default_factory=dict)  # by row
     phases: dict[str, Episode] = field(default_factory=dict)  # of the last minute, in a run shorter than the window
-    verdicts: Totals = field(default_factory=Totals)  # seconds of serving time
+    verdicts: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds of serving time
 
     @property
     def ended(self) -> str:
@@ -141,7 +143,7 @@ class Course:
         self._credit(run, last, is_end=True)
         if run.view.has_enough_load and set(run.verdicts) <= {judge.NOT_ENOUGH, judge.IDLE}:
             measured = judge.weigh(run.view)  # too little in any ten minutes, enough in all
-            run.verdicts = Totals({measured.verdict: run.view.served})
+            run.verdicts = {measured.verdict: run.view.served}
             for name in measured.holding:
                 _extend(run, run.episodes, name, measured, run.view.served)
         _leave_out(run)
@@ -185,7 +187,10 @@ class Course:
 
     def _mostly(self, judgement: Judgement) -> tuple[str, float] | None:
         """Return the verdict that held for most of the serving time, and its share; None where nothing was served."""
-        verdicts, own = merged(run.verdicts for run in self.runs), judgement.own
+        verdicts, own = defaultdict[str, float](float), judgement.own
+        for run in self.runs:
+            for verdict, seconds in run.verdicts.items():
+                verdicts[verdict] += seconds
         total = sum(verdicts.values())
         if not total:
             return None
@@ -389,7 +394,7 @@ class Course:
         """Return a stretch in which no batch was logged: silent where requests waited most of the time, or were retracted."""
         buckets = [totals for at, totals in self.server.buckets if begin - BUCKET_SECONDS < at < end]
         idle, unknown = (sum(totals[f"queue/{state}"] for totals in buckets) for state in ("idle", "unknown"))
-        worked = unknown > idle or any(totals["retractions"] for totals in buckets)
+        worked = unknown > idle or any(totals["retraction_events"] for totals in buckets)
         return Stretch("silent" if worked else "idle", begin, end)
 
 

@@ -34,7 +34,8 @@ from sglang_tuning_exporter.core.findings import (
     Severity,
     amount,
 )
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, WAITS, Server, Totals
+from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server
+from sglang_tuning_exporter.core.sums import WAITS, Totals
 from sglang_tuning_exporter.core.view import View, explained
 from sglang_tuning_exporter.sglang.flags import have_effect
 
@@ -165,7 +166,7 @@ def _is_served(view: View) -> bool:
     if view.silent_seconds or (share is not None and share > NEARLY_ALL_GIVEN_UP and not view.cancels):
         return False
     ends = totals["finished_requests"] > totals["aborted_requests"]
-    return ends or totals["decoded"] > 0 or "finished_requests" not in totals
+    return ends or totals["decoded_tokens"] > 0 or "finished_requests" not in totals
 
 
 # The verdict in words
@@ -226,7 +227,7 @@ def short_load(view: View) -> str:
 
 
 def _retracted(view: View) -> str:
-    number = view.totals["retractions"]
+    number = view.totals["retraction_events"]
     times = f"{number:,.0f} times" if number > 1 else "once"
     return f"SGLang retracted running requests {times}" if number else ""
 

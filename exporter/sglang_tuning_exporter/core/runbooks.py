@@ -24,7 +24,7 @@ from sglang_tuning_exporter.core.diagnoses import (
 )
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import URGENCY
-from sglang_tuning_exporter.core.server import Totals
+from sglang_tuning_exporter.core.sums import Totals
 from sglang_tuning_exporter.core.view import View
 
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")

@@ -17,7 +17,19 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import CAUSE, ENDINGS, Event, Rank, says_why
 from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL, Facts
-from sglang_tuning_exporter.sglang.metrics import SERVER_COUNTS, Histogram, RankFigures, Scrape
+from sglang_tuning_exporter.core.sums import (
+    IDLE,
+    LATENCIES,
+    LATENCIES_JUDGED,
+    LIVENESS,
+    PAGE_SUMS,
+    SIGNALS,
+    UNKNOWN,
+    WAITS,
+    Totals,
+    merged,
+)
+from sglang_tuning_exporter.sglang.metrics import RANK_COUNTS, SERVER_COUNTS, Histogram, RankFigures, Scrape
 
 BUCKET_SECONDS = 10.0
 OVERDUE = 2.5  # intervals between two lines; then nothing is decoded any more
@@ -71,45 +83,10 @@ ENDS = {
     "aborted": "one of its processes was aborted",
 }
 _ELSEWHERE = frozenset(ELSEWHERE)
-IDLE, UNKNOWN = "idle", "unknown"
-SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
-LATENCIES_JUDGED = ("time_to_first_token", "inter_token")
-WAITS = (
-    "held_back", "running_limit", "pool_full", "hybrid_pool_full", "prefill_bound", "grammar_queue", "pd_queue", "standing_still",
-)  # fmt: skip
-
-STATES = {
-    "activity": ("serving",),
-    "queue": ("empty", "below_range", "in_range", "above_range"),
-    "token_usage": ("below_target", "at_target"),
-    "admission": ("no_queue", *WAITS),
-    "cuda_graph": ("replayed", "beyond_captured", "eager", "disabled", "unsupported"),
-}  # of each signal; each is also `idle` and `unknown`. `activity`: whether it serves at all
-LIVENESS = (
-    "ready", "draining", "launch_failed", "process_died", "scheduler_exception", "watchdog_timeout", "health_check_failed",
-)  # fmt: skip
 _LIVENESS_OF = {"hang": "watchdog_timeout", "health": "health_check_failed", "aborted": "process_died"}
-_MOST = frozenset(
-    {
-        "peak",
-        "most_queued",
-        "replayed_most",
-        "eager_inverse",
-        "most_running",
-        "most_usage",
-        "held_elsewhere_gb",
-        "failed_batch",
-    }
-)  # of these the largest is kept
 _T = TypeVar("_T", Scrape, RankFigures)
 Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-# Counters of a scheduler by the names under which a server's totals have them; `:metrics` where the log counts the same.
-RANK_COUNTS: Mapping[str, str] = {
-    "graph_passes": "replayed", "eager_passes": "eager", "prefill_passes": "prefill_passes", "decoded_tokens": "decoded",
-    "computed_tokens": "computed", "cached_tokens": "cached", "admitted_requests": "started", "retracted_requests": "retracted",
-}  # fmt: skip
-LATENCIES = ("time_to_first_token", "inter_token", "request_latency", "queue_time")
 UNUSUAL_SECONDS = (
     10.0  # without output while requests run, or open requests beside idle schedulers: nothing is said of latencies
 )
@@ -124,46 +101,6 @@ _STAGE_WORDS: Mapping[Stage, str] = {
     "scheduler": "requests run or wait, and no token is generated",
     "detokenizer": "tokens are generated and not sent",
 }
-
-
-class Totals(dict[str, float]):
-    """Sums by name: seconds of a state (`queue/empty`), figure x seconds (`running`), counts (`retractions`). They add up."""
-
-    def __missing__(self, name: str) -> float:
-        return 0.0
-
-    def add(self, other: Totals) -> None:
-        """Add another one."""
-        for name, value in other.items():
-            self[name] = max(self.get(name, 0.0), value) if name in _MOST else self.get(name, 0.0) + value
-
-    def observe(self, name: str, value: float) -> None:
-        """Add a value of which the mean is asked: `name` over `name:n`."""
-        self[name] += value
-        self[f"{name}:n"] += 1
-
-    def most(self, name: str, value: float) -> None:
-        """Keep the largest."""
-        self[name] = max(self[name], value)
-
-    def under(self, head: str) -> dict[str, float]:
-        """Return what is named `head/…`, by the rest of its name."""
-        return {name[len(head) + 1 :]: value for name, value in self.items() if name.startswith(head + "/")}
-
-    def known(self, signal: str) -> float:
-        """Return the seconds in which something ran or waited and a signal was known."""
-        return sum(self.get(f"{signal}/{state}", 0.0) for state in STATES[signal])
-
-    def share(self, signal: str, *states: str) -> float | None:
-        """Return the share of states in the known serving time; None without any."""
-        known = self.known(signal)
-        return sum(self[f"{signal}/{state}"] for state in states) / known if known > 0 else None
-
-    def mean(self, figure: str, when: str = "") -> float | None:
-        """Return the mean of a figure over the serving time, or over one state of admission."""
-        name = f"{figure}@{when}" if when else figure
-        seconds = self[f"{name}:s"]
-        return self[name] / seconds if seconds > 0 else None
 
 
 class Moment(NamedTuple):
@@ -229,14 +166,14 @@ class RankGains:
     @property
     def steps(self) -> float:
         """Decode steps, where the release counts them."""
-        return self.gained.get("replayed", 0.0) + self.gained.get("eager", 0.0)
+        return self.gained.get("replayed_batches", 0.0) + self.gained.get("eager_batches", 0.0)
 
     @property
     def lines(self) -> float:
         """Batch lines that the log must have meanwhile, about."""
         steps, running = self.steps, self.figures.running
         if not steps and running:
-            steps = self.gained.get("decoded", 0.0) / running
+            steps = self.gained.get("decoded_tokens", 0.0) / running
         return steps / DECODE_LOG_INTERVAL + self.gained.get("prefill_passes", 0.0)
 
 
@@ -315,7 +252,7 @@ class Counters:
             self.counts["server_errors"] = self.counts.get("server_errors", 0.0) + self._broken(page)
         if self.counts:
             streams = self._rejected_streams(page, queue_is_full=queue_is_full)
-            self.counts["rejected"] = self.counts.get("refused_requests", 0.0) + streams
+            self.counts["rejected_requests"] = self.counts.get("refused_requests", 0.0) + streams
         if page.started_requests is not None and "finished_requests" in self.counts:
             self.counts["tokenless_requests"] = self._rise("tokenless", _tokenless(page))  # at least
         for name in LATENCIES:
@@ -434,9 +371,9 @@ def _counted(before: Scrape, page: Scrape) -> dict[str, float]:
 
 def _rank(old: RankFigures, rank: RankFigures) -> RankGains:
     gained = {
-        name: increase(getattr(old, counter), figure)
-        for counter, name in RANK_COUNTS.items()
-        if (figure := getattr(rank, counter)) is not None
+        name: increase(getattr(old, name), figure)
+        for name in RANK_COUNTS
+        if (figure := getattr(rank, name)) is not None
     }
     return RankGains(rank, gained, any(gained.values()) or _gauges(old) != _gauges(rank))
 
@@ -453,8 +390,8 @@ class Scheduler:
 
     def __init__(self, dp: int | None, server: Server) -> None:
         self.dp = dp
-        self._serves, self._waits, self._batches = f"serves/{dp}", f"waits/{dp}", (f"eager/{dp}", f"replayed/{dp}")
-        self._waited, self._started = f"waited/{dp}", f"started/{dp}"
+        self._serves, self._waits, self._waited = f"serves/{dp}", f"waits/{dp}", f"waited/{dp}"
+        self._admitted, self._batches = f"admitted_requests/{dp}", (f"eager_batches/{dp}", f"replayed_batches/{dp}")
         self._server = server
         self._life = server.life(dp)
         self.speaker: Rank | None = None  # of the ranks that print the same batch, the one that counts
@@ -482,7 +419,8 @@ class Scheduler:
         self._gaps: deque[float] = deque(maxlen=5)
         self._rate = USUAL_PREFILL_RATE  # most prompt tokens in a second
         self._second = (-inf, 0.0)
-        self._largest, self._as_large = 0.0, 0  # tokens of a prefill batch, and of how many
+        # Tokens of the largest prefill batch, how many were as large, and how many of these left requests waiting.
+        self._largest, self._as_large, self._left_waiting = 0.0, 0, 0
         self._fell_at: float | None = None  # a request ended since the last one was admitted
         self._begun = 0.0  # requests that began since it was idle
         self._is_early = False  # requests wait, and too few have ended to show why
@@ -560,7 +498,7 @@ class Scheduler:
         bucket.most("most_usage", self.usage or 0.0)
 
     def _admit(self, requests: float, now: float) -> None:
-        self._server.bucket(now)[self._started] += requests
+        self._server.bucket(now)[self._admitted] += requests
         self._begun += requests
         self._fell_at, self._nothing_since = None, now
 
@@ -601,12 +539,12 @@ class Scheduler:
         self._server.logged_steps += steps
         if figures.get("usage", 0.0) >= LEAST_USAGE and "tokens" in figures:
             self._pool = figures["tokens"] / figures["usage"]
-        bucket["decoded"] += steps * max(accepted, 1.0) * running
+        bucket["decoded_tokens"] += steps * max(accepted, 1.0) * running
         if "accept_length" in figures:
             bucket.observe("accepted", accepted)  # tokens of a verified step, the one that needs no draft included
         if "graph" in figures:
             self.graph = bool(figures["graph"])
-            if "replayed" not in self._server.by_page:
+            if "replayed_batches" not in self._server.by_page:
                 self._count_batches(now, *((steps, 0.0) if self.graph else (0.0, steps)))
             facts.graph_device = "" if self.graph else event.word or facts.graph_device
             name, size = ("replayed_most", running) if self.graph else ("eager_inverse", 1.0 / max(running, 1.0))
@@ -623,7 +561,7 @@ class Scheduler:
             self.running = self.queued = 0.0  # a health probe is no load
             self._tokens = self._joined = 0.0
             return
-        most = facts.prefill_tokens or self._chunk(tokens)
+        most = facts.prefill_tokens or self._chunk(tokens, bucket)
         counted = tokens + (self.running or 0.0 if facts.is_on("enable_mixed_chunk") else 0.0)
         ended_by_requests = sequences >= (facts.size("prefill_max_requests") or inf) and counted < (most or 0.0)
         full = most is not None and counted >= FULL_PREFILL * most and not ended_by_requests
@@ -648,24 +586,36 @@ class Scheduler:
         if started:
             self._admit(started, now)
         bucket["full_lines"] += full
-        bucket["computed"] += tokens
-        bucket["cached"] += figures.get("cached", 0.0)
-        if "computed" not in self._server.by_page:
-            self._life["computed"] += tokens
-            self._life["cached"] += figures.get("cached", 0.0)
+        bucket["computed_tokens"] += tokens
+        bucket["cached_tokens"] += figures.get("cached", 0.0)
+        if "computed_tokens" not in self._server.by_page:
+            self._life["computed_tokens"] += tokens
+            self._life["cached_tokens"] += figures.get("cached", 0.0)
         bucket["sequences"] += sequences
-        bucket["started"] += started
+        bucket["admitted_requests"] += started
         if tokens <= sequences:  # several answers to one prompt: each finds all of it
             bucket["repeated"] += figures.get("cached", 0.0)
         if "pending" in figures:
             self.pending = (figures["pending"], figures.get("queued", 0.0))
 
-    def _chunk(self, tokens: float) -> float | None:
-        """Return the most tokens of a batch where only the log shows them: a size that comes again and again and that nothing exceeds."""
+    def _chunk(self, tokens: float, bucket: Totals) -> float | None:
+        """Return the most tokens of a batch where only the log shows them: a size that returns and that nothing exceeds.
+
+        It is the size of a chunk where batches of it follow each other, with room in the KV cache and requests left waiting: SGLang adds
+        these to a batch while it may. Where it decodes in between, prompts of one length may start as others end.
+        """
         if tokens > self._largest:
-            self._largest, self._as_large = tokens, 0
-        self._as_large += tokens == self._largest
-        return self._largest if self._as_large >= SAME_CHUNK and self._largest % CHUNK_STEP == 0 else None
+            self._largest, self._as_large, self._left_waiting = tokens, 0, 0
+        bucket.most("most_prefill", self._largest)
+        if tokens == self._largest:
+            has_room = (self.usage or 0.0) < self._server.profile.token_usage_target
+            self._as_large += 1
+            self._left_waiting += bool(self.queued) and has_room and self.printed[0] == "prefill"
+        if self._as_large < SAME_CHUNK or self._largest % CHUNK_STEP:
+            return None
+        if self._left_waiting >= SAME_CHUNK:
+            bucket.most("chunk_seen", self._largest)
+        return self._largest
 
     def retract(self, event: Event, now: float) -> None:
         """Take a retraction of this scheduler; one that waited brings the usage of its moment."""
@@ -739,36 +689,38 @@ class Scheduler:
         """Count what the server's own counters gained since the scrape before, and, where no line is logged, what it did meanwhile."""
         gained, facts, bucket = gains.gained, self._server.facts, self._server.bucket(now)
         by_page = self._server.by_page
-        by_page.update({"computed", "replayed"}.intersection(counted))
-        if "computed" in counted or not (logged or "computed" in by_page):
-            for name in gained.keys() & {"computed", "cached"}:
+        by_page.update({"computed_tokens", "replayed_batches"}.intersection(counted))
+        if "computed_tokens" in counted or not (logged or "computed_tokens" in by_page):
+            for name in gained.keys() & {"computed_tokens", "cached_tokens"}:
                 self._life[name] += gained[name]
-        if "replayed" in gained or "eager" in gained:
-            self._count_batches(now, gained.get("replayed", 0.0), gained.get("eager", 0.0))
+        if "replayed_batches" in gained or "eager_batches" in gained:
+            self._count_batches(now, gained.get("replayed_batches", 0.0), gained.get("eager_batches", 0.0))
         if logged:
             return
         steps, passes = gains.steps, gained.get("prefill_passes", 0.0)
-        for name in ("computed", "cached", "started", "decoded"):
+        for name in ("computed_tokens", "cached_tokens", "admitted_requests", "decoded_tokens"):
             bucket[name] += gained.get(name, 0.0)
         bucket["lines"] += gains.lines
         bucket["decode_lines"] += steps / facts.steps_between_lines
         bucket["prefill_lines"] += passes
-        bucket["sequences"] += gained.get("started", 0.0)
-        self._counts_admissions = self._counts_admissions or "started" in gained
-        if gained.get("started"):
-            self._admit(gained["started"], now)
-        tokens, most = gained.get("computed", 0.0), facts.prefill_tokens
+        bucket["sequences"] += gained.get("admitted_requests", 0.0)
+        self._counts_admissions = self._counts_admissions or "admitted_requests" in gained
+        if gained.get("admitted_requests"):
+            self._admit(gained["admitted_requests"], now)
+        tokens, most = gained.get("computed_tokens", 0.0), facts.prefill_tokens
         if not gains.is_fresh:
             return  # nothing has changed: what the scrape before showed holds
         self._full = bool(most and tokens >= FULL_PREFILL * most * max(passes, 1.0))
         bucket["full_lines"] += passes if self._full else 0.0
-        self._joining = gained.get("started", 0.0) / passes if passes else 0.0
+        self._joining = gained.get("admitted_requests", 0.0) / passes if passes else 0.0
         self._computing = (
             interval * passes / (passes + steps) if passes else interval if tokens and not steps and interval else 0.0
         )
         if steps or passes:
-            eager = gained.get("eager", 0.0) > gained.get("replayed", 0.0)
-            known = bool(facts.arguments) or bool(gains.figures.graph_passes)  # else it may be a server without a GPU
+            eager = gained.get("eager_batches", 0.0) > gained.get("replayed_batches", 0.0)
+            known = bool(facts.arguments) or bool(
+                gains.figures.replayed_batches
+            )  # else it may be a server without a GPU
             self.graph = None if not steps or not known else not eager
         if interval and tokens:
             self._rate = max(self._rate, tokens / interval)
@@ -776,7 +728,10 @@ class Scheduler:
 
     def _count_batches(self, now: float, replayed: float, eager: float) -> None:
         bucket = self._server.bucket(now)
-        for name, key, number in (("eager", self._batches[0], eager), ("replayed", self._batches[1], replayed)):
+        for name, key, number in (
+            ("eager_batches", self._batches[0], eager),
+            ("replayed_batches", self._batches[1], replayed),
+        ):
             self._life[name] += number
             bucket[key] += number
 
@@ -801,8 +756,8 @@ class Scheduler:
         if serving:
             self._server.bucket(now)[self._waited] += (gains.figures.queued or 0.0) * min(interval, SHOWN_SECONDS) / 2
             return
-        steps, decoded = gains.steps, gains.gained.get("decoded", 0.0)
-        if steps < LEAST_STEPS and gains.gained.get("computed", 0.0) < LEAST_COMPUTED:
+        steps, decoded = gains.steps, gains.gained.get("decoded_tokens", 0.0)
+        if steps < LEAST_STEPS and gains.gained.get("computed_tokens", 0.0) < LEAST_COMPUTED:
             return
         begin = max(now - min(interval, SHOWN_SECONDS), self.spent - interval)
         self.spent, self.running, self.queued = begin, decoded / steps if steps and decoded else 0.0, 0.0
@@ -833,7 +788,7 @@ class Scheduler:
             moments, self._moments = self._moments, self._moments + 1
             if gap > max(STUCK_SECONDS, self.hold_seconds):
                 self._moments = 0
-                broke_off = max(self._server.last.get(name, -inf) for name in ("starts", "pause", "ends"))
+                broke_off = max(self._server.last.get(name, -inf) for name in ("server_starts", "pause", "ends"))
                 if moments < USUAL_MOMENTS or ran < 1 or self._server.stopping or broke_off > self.at:
                     pass  # a log that is silent again and again shows its rhythm, no hang
                 elif runs >= ran / 2 and self._are_the_same(event):
@@ -948,13 +903,13 @@ class Scheduler:
 
     def wait(self, recent: Totals) -> float | None:
         """Estimate the mean wait in some time: requests waiting over requests started, retracted ones again; None where neither was seen."""
-        waited, started = recent[self._waited], recent[self._started]
+        waited, started = recent[self._waited], recent[self._admitted]
         return waited / started if started else inf if waited else None
 
     def _last_minute(self) -> Totals:
         """Return what waited, started and served in the last minute of this start; nothing where it is too little to be a rate."""
-        names, recent = (self._waited, self._started, self._serves), Totals()
-        since = max(self.spent - RATE_SECONDS, self._server.last.get("starts", -inf)) - BUCKET_SECONDS
+        names, recent = (self._waited, self._admitted, self._serves), Totals()
+        since = max(self.spent - RATE_SECONDS, self._server.last.get("server_starts", -inf)) - BUCKET_SECONDS
         for begin, totals in reversed(self._server.buckets):
             if begin <= since:
                 break
@@ -1077,7 +1032,7 @@ class Scheduler:
     def _other_side_is_slow(self, elsewhere: float, running: float | None) -> bool:
         """Whether requests wait long for the other side of a pair: some always do, while their KV cache is transferred."""
         objective, recent = self._server.profile.queue_wait_seconds, self._last_minute()
-        started, served = recent[self._started], recent[self._serves]
+        started, served = recent[self._admitted], recent[self._serves]
         if objective is None or not started:
             return elsewhere > MANY_ELSEWHERE * (running or 0.0)
         return elsewhere > started / served * objective
@@ -1089,16 +1044,20 @@ class Scheduler:
         where few prefixes are shared, what the mean running request has.
         """
         facts, totals = self._server.facts, self._server.totals
-        pool, computed, cached = facts.pool(self.dp), totals["computed"], totals["cached"]
+        pool, computed, cached = facts.pool(self.dp), totals["computed_tokens"], totals["cached_tokens"]
         shared = cached / (cached + computed) if cached else 0.0
         need = 0.0 if running <= 0 or shared > SHARED_PREFIXES else usage / (running * facts.micro_batches)
-        answer = totals["decoded"] / totals["started"] if totals["started"] else 0.0
+        answer = totals["decoded_tokens"] / totals["admitted_requests"] if totals["admitted_requests"] else 0.0
         tokens, requests = self.pending or (0.0, 0.0)
-        prompt = (1 - shared) * tokens / requests if tokens and requests else computed / max(totals["started"], 1.0)
+        prompt = (
+            (1 - shared) * tokens / requests
+            if tokens and requests
+            else computed / max(totals["admitted_requests"], 1.0)
+        )
         if pool and prompt:
             page = max(facts.size("page_size") or 1.0, 1.0)
             need = max(need, page * (ceil(prompt / page) + 1) / pool)
-            whole = page * ceil((max(prompt, computed / max(totals["started"], 1.0)) + answer) / page)
+            whole = page * ceil((max(prompt, computed / max(totals["admitted_requests"], 1.0)) + answer) / page)
             if (
                 facts.may_reserve_in_full
                 and whole >= COARSE * pool
@@ -1225,13 +1184,15 @@ class Server:
 
     def _count_gains(self, page: Scrape, now: float) -> None:
         """Count what the whole server gained. What is counted is there from the first page on, as 0."""
-        bucket = self.bucket(now)
-        for name in SERVER_COUNTS:
-            if getattr(page, name) is not None:
+        bucket, counts = self.bucket(now), self.counters.counts
+        for name in PAGE_SUMS:
+            if getattr(page, name, None) is not None:
                 self.counted[name] += 0.0  # it is counted from here on
         if page.answered_requests is not None:
-            self.counted["rejected"] += 0.0
-        for name, gained in self.counters.counts.items():
+            self.counted["rejected_requests"] += 0.0
+        for name in PAGE_SUMS:
+            if (gained := counts.get(name)) is None:
+                continue
             known = min(self._logged[name], max(gained, 0.0))  # the log's lines of the same requests came first
             self._logged[name] -= known
             more = gained - known
@@ -1239,6 +1200,9 @@ class Server:
             self.counted[name] += max(more, 0.0)
             if more > 0:
                 self.last[name] = now
+        self._count_latencies(page, bucket)
+
+    def _count_latencies(self, page: Scrape, bucket: Totals) -> None:
         for name, histogram in self.counters.latencies.items():
             for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
                 bucket[f"{name}/{bound:g}"] += count
@@ -1246,8 +1210,10 @@ class Server:
         for name, objective in self.objectives.items():
             if getattr(page, name) is not None:
                 seen = self.counters.latencies.get(name)
-                self.counted[f"{name}_observed"] += 0.0 if seen is None else seen.observations
-                self.counted[f"{name}_late"] += 0.0 if seen is None or objective is None else seen.above(objective)
+                self.counted[f"latency_observations.{name}"] += 0.0 if seen is None else seen.observations
+                self.counted[f"latency_breaches.{name}"] += (
+                    0.0 if seen is None or objective is None else seen.above(objective)
+                )
 
     def counts_by_now(self) -> Totals:
         """Return what was counted, with a failure whose phase may still be printed as one of an unknown phase."""
@@ -1267,9 +1233,10 @@ class Server:
 
         | name | |
         |---|---|
-        | `retraction_events` `retracted` | retraction events of the log; requests that were retracted, of the log or of the server's counter |
-        | `computed` `cached` | prompt tokens: of the server's counter, else of the log; absent until one of them shows some |
-        | `replayed` `eager` | decode batches with and without a CUDA graph: all where the server counts them, else as many as the log prints a line for |
+        | `retraction_events` | of the log |
+        | `retracted_requests` | of the log or of the server's counter |
+        | `computed_tokens` `cached_tokens` | of the server's counter, else of the log; absent until one shows some |
+        | `replayed_batches` `eager_batches` | all where the server counts them, else those of the log's decode lines |
         | `SIGNAL/STATE` | seconds in each state of `STATES`, in `idle` and in `unknown` |
         """
         life = self.lives.get(dp)
@@ -1310,11 +1277,11 @@ class Server:
     def count_retracted(self, requests: float, now: float, dp: int | None = None) -> None:
         """Count retracted requests of a scheduler that only a counter shows."""
         bucket = self.bucket(now)
-        for name in ("retractions", "retracted"):
+        for name in ("retraction_events", "retracted_requests"):
             bucket[name] += requests
-        self.counted["retracted"] += requests
-        self.life(dp)["retracted"] += requests
-        self.last["retractions"] = now
+        self.counted["retracted_requests"] += requests
+        self.life(dp)["retracted_requests"] += requests
+        self.last["retraction_events"] = now
 
     def forget(self, before: float) -> None:
         """Drop the sums from before a time."""
@@ -1325,11 +1292,13 @@ class Server:
 
     def _complete(self, rank: RankGains) -> RankGains:
         """Return the gains of a server's only scheduler with what older releases count of the whole server, when requests end."""
-        if len(self.counters.ranks) > 1 or "computed" in rank.gained:
+        if len(self.counters.ranks) > 1 or "computed_tokens" in rank.gained:
             return rank
-        counts, names = self.counters.counts, (("finished_answer_tokens", "decoded"), ("started_requests", "started"))
+        counts = self.counters.counts
+        names = (("finished_answer_tokens", "decoded_tokens"), ("started_requests", "admitted_requests"))
         cached = counts.get("finished_cached_tokens", 0.0)
-        whole = {"computed": max(counts.get("finished_prompt_tokens", 0.0) - cached, 0.0), "cached": cached}
+        computed = max(counts.get("finished_prompt_tokens", 0.0) - cached, 0.0)
+        whole = {"computed_tokens": computed, "cached_tokens": cached}
         whole |= {name: counts[count] for count, name in names if count in counts}
         return replace(rank, gained={**whole, **rank.gained})
 
@@ -1390,7 +1359,7 @@ class Server:
         name = event.word if event.kind == "end" else event.kind
         name = _LIVENESS_OF.get(name, name)
         if name in LIVENESS:  # several processes or lines say the same of one event
-            name = f"liveness.{name}"
+            name = f"liveness_events.{name}"
             self.counted[name] += now - self.last.get(name, -inf) > REPEAT_SECONDS
             self.last[name] = now
         match event.kind:
@@ -1419,12 +1388,16 @@ class Server:
                     self.hung(Hang(now - seconds, seconds, 0.0, 0.0), now)
             case "transfer":
                 self._take_transfer(event, now)
-            case "hicache" | "no_pool" if not self.is_repeated(event, now):
-                self.hicache = event if event.kind == "hicache" else self.hicache
-                self.count(event.kind, now, event)
+            case "hicache" if not self.is_repeated(event, now):
+                self.hicache = event
+                self.count("hicache", now, event)
+            case "no_pool" if not self.is_repeated(event, now):
+                self.count("no_pool", now, event)
                 self.facts.take(event)
-            case "rejected" | "pause" | "resume":
-                self.count(event.kind, now, event)
+            case "rejected":
+                self.count("rejected_requests", now, event)
+            case "pause" | "resume":
+                self.last[event.kind] = now
             case "server_error":
                 self.count("server_errors", now, event)
             case "refused":
@@ -1432,9 +1405,10 @@ class Server:
                 self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
             case "too_long":
                 longest = (self.facts.size("context_length") or inf) - 8
-                kind = "beyond_context" if event.figures.get("most", 0.0) >= longest else "too_long"
-                self.count(kind, now, event)
-                self.bucket(now)[f"{kind}_tokens"] += event.figures.get("tokens", 0.0)
+                is_beyond = event.figures.get("most", 0.0) >= longest
+                self.count("beyond_context" if is_beyond else "too_long", now, event)
+                tokens = "beyond_context_tokens" if is_beyond else "too_long_tokens"
+                self.bucket(now)[tokens] += event.figures.get("tokens", 0.0)
             case "health":  # the detokenizer sends nothing
                 self._take_failed_check(event, now)
             case _ if event.marked and not self.starting and "work" in self.last:
@@ -1450,7 +1424,7 @@ class Server:
         if event.marked:
             bucket[f"marked.{name}"] += number
         self.last[name] = now
-        if name in {"rejected", "server_errors", "failed_transfers"}:
+        if name in {"rejected_requests", "server_errors", "failed_transfers"}:
             self._logged[name] += number
         if name == "out_of_memory.unknown":
             self.unexplained = now
@@ -1459,7 +1433,7 @@ class Server:
 
     def _work_on(self, now: float) -> None:
         """Note work: whoever works on long after it was asked to end, or after an exception, has not ended by it."""
-        if now - self.last.get("liveness.draining", -inf) > WORKS_ON_SECONDS:
+        if now - self.last.get("liveness_events.draining", -inf) > WORKS_ON_SECONDS:
             self.stopping = False
         if now - self.last.get("words", -inf) > WORKS_ON_SECONDS:
             self.explanation = None
@@ -1492,10 +1466,10 @@ class Server:
             scheduler.retract(event, now)
         life = self.life(scheduler.dp if scheduler is not None else event.rank.dp)
         requests = figures.get("requests", 0.0)
-        self.count("retractions", now, event)
-        self.count("retracted", now, event, requests)
+        self.count("retraction_events", now, event)
+        self.count("retracted_requests", now, event, requests)
         life["retraction_events"] += 1
-        life["retracted"] += requests
+        life["retracted_requests"] += requests
         if "ratio_after" in figures:
             self.bucket(now).observe("ratio_after", figures["ratio_after"])
 
@@ -1555,7 +1529,7 @@ class Server:
             return  # how processes end that were asked to is no crash
         if not self.ended:
             self.count("ends", now, event)
-            self.last["work before the end"] = self.last.get("work", -inf)
+            self.last["work_before_the_end"] = self.last.get("work", -inf)
         self.ended = self.how_ended = event.text or self.ended or ENDS.get(event.word, event.word)
         self.end_explanation = self.explanation
         self._stop(now)
@@ -1600,7 +1574,7 @@ class Server:
         self.advance(now)
         self._stop(now)
         self.starts += 1
-        self.count("starts", now, event)
+        self.count("server_starts", now, event)
         self.started_at.append(now)
         self.facts = Facts(version=self.facts.version)
         self.facts.take(event)
@@ -1676,15 +1650,11 @@ def _place(rank: Rank) -> tuple[int, int]:
 
 def mean_prompt(totals: Totals) -> float | None:
     """Return the tokens of a mean prompt, cached ones included; None where unknown."""
-    return (totals["computed"] + totals["cached"]) / totals["started"] if totals["started"] else None
-
-
-def merged(buckets: Iterable[Totals]) -> Totals:
-    """Return the sum of buckets."""
-    whole = Totals()
-    for totals in buckets:
-        whole.add(totals)
-    return whole
+    return (
+        (totals["computed_tokens"] + totals["cached_tokens"]) / totals["admitted_requests"]
+        if totals["admitted_requests"]
+        else None
+    )
 
 
 # Whether it makes progress

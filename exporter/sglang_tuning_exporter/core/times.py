@@ -8,7 +8,8 @@ from math import inf
 from sglang_tuning_exporter.core import judge
 from sglang_tuning_exporter.core.diagnoses import Diagnosis
 from sglang_tuning_exporter.core.findings import Finding
-from sglang_tuning_exporter.core.server import Server, Totals
+from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.sums import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Span:
     @classmethod
     def recent(cls, server: Server, now: float, counts: Totals) -> Span:
         """Return the span of a judgement beside a running server: the profile's window, or the time since the last start."""
-        begin = max(server.last.get("starts", -inf), now - server.profile.window_seconds)
+        begin = max(server.last.get("server_starts", -inf), now - server.profile.window_seconds)
         return cls(server, begin, now, counts)
 
     def first_seen(self, row: Diagnosis) -> float | None:

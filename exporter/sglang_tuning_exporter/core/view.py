@@ -10,16 +10,8 @@ from math import inf, sqrt
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.server import (
-    LATENCIES,
-    MOST_RESERVED,
-    SIGNALS,
-    WAITS,
-    Hang,
-    Server,
-    Totals,
-    mean_prompt,
-)
+from sglang_tuning_exporter.core.server import MOST_RESERVED, Hang, Server, mean_prompt
+from sglang_tuning_exporter.core.sums import LATENCIES, SIGNALS, WAITS, Totals
 from sglang_tuning_exporter.sglang.metrics import Histogram
 
 # Of the waiting time with a batch of one size or one less: the running limit, where the start is not in the log.
@@ -95,7 +87,11 @@ class View:
     def explains_now(self) -> Event | None:
         """The line that explains why it does not answer: none from before its last start."""
         said = self.explanation
-        return None if said is None or (said.time is not None and said.time < self.last.get("starts", -inf)) else said
+        return (
+            None
+            if said is None or (said.time is not None and said.time < self.last.get("server_starts", -inf))
+            else said
+        )
 
     @cached_property
     def _by_head(self) -> Mapping[str, Mapping[str, float]]:
@@ -254,7 +250,7 @@ class View:
     @property
     def retractions_a_minute(self) -> float:
         """Retractions per minute of serving time."""
-        return self.per_minute(self.totals["retractions"])
+        return self.per_minute(self.totals["retraction_events"])
 
     @cached_property
     def prompt(self) -> float | None:
@@ -264,14 +260,14 @@ class View:
     @cached_property
     def answer(self) -> float | None:
         """Decoded tokens for each request that started; None where unknown, or in a stretch that is short beside the answers."""
-        started = self.totals["started"]
-        counted = self.totals["decoded"] / started if started and self.totals["decoded"] else None
+        started = self.totals["admitted_requests"]
+        counted = self.totals["decoded_tokens"] / started if started and self.totals["decoded_tokens"] else None
         return self._of_those_that_ended("finished_answer_tokens") or counted
 
     def _of_those_that_ended(self, tokens: str) -> float | None:
         """Return the mean of what SGLang counts when a request ends; None where it does not, or most of those that started still run."""
         ended = self.totals["finished_requests"]
-        return self.totals[tokens] / ended if ended and 2 * ended >= self.totals["started"] else None
+        return self.totals[tokens] / ended if ended and 2 * ended >= self.totals["admitted_requests"] else None
 
     @cached_property
     def wait(self) -> float | None:
@@ -279,14 +275,16 @@ class View:
         measured = self.latency("queue_time")
         if measured is not None and measured.mean_seconds is not None and measured.observations >= 10:
             return measured.mean_seconds
-        queued, admitted = self.sum("queued"), self.totals["started"]
+        queued, admitted = self.sum("queued"), self.totals["admitted_requests"]
         return queued * self.served / admitted if queued is not None and admitted else None
 
     @property
     def cached_share(self) -> float | None:
         """Share of the prompt tokens that came from the prefix cache."""
-        tokens = self.totals["computed"] + self.totals["cached"]
-        return self.totals["cached"] / tokens if tokens and self.facts.number("disable_radix_cache") != 1 else None
+        tokens = self.totals["computed_tokens"] + self.totals["cached_tokens"]
+        return (
+            self.totals["cached_tokens"] / tokens if tokens and self.facts.number("disable_radix_cache") != 1 else None
+        )
 
     @property
     def generated_per_second(self) -> float | None:
@@ -295,8 +293,8 @@ class View:
         By the decode steps: a decode line's throughput is over the time before it, not over the prefill that may follow. Without the
         start the steps between two lines are not known, and the throughput of the lines is taken.
         """
-        generated = self.totals["decoded"] + self.totals["started"]
-        if self.facts.arguments and self.totals["decoded"] and self.served:
+        generated = self.totals["decoded_tokens"] + self.totals["admitted_requests"]
+        if self.facts.arguments and self.totals["decoded_tokens"] and self.served:
             return generated / self.served
         return self.sum("throughput")
 
@@ -314,7 +312,7 @@ class View:
         """
         totals, seconds = self.totals, self.known["queue"]
         return max(
-            self.full_steps, totals["computed"] / max(totals["peak"], FAST_PREFILL) / seconds if seconds else 0.0
+            self.full_steps, totals["computed_tokens"] / max(totals["peak"], FAST_PREFILL) / seconds if seconds else 0.0
         )
 
     @property
@@ -328,6 +326,15 @@ class View:
         totals = self.totals
         steps = totals["prefill_lines"] + self.steps
         return totals["full_lines"] / steps if steps else 0.0
+
+    @property
+    def chunk_seen(self) -> float | None:
+        """The size of a chunk by the batches, where the start is not known: several were full at one size, and none larger.
+
+        None with several schedulers: with attention data parallelism each has a part of --chunked-prefill-size.
+        """
+        size = self.totals["chunk_seen"]
+        return size if size and size >= self.totals["most_prefill"] and len(self.ranks) == 1 else None
 
     @property
     def may_exceed_small_graphs(self) -> bool:
@@ -406,7 +413,7 @@ def explained(view: View) -> View:
     held = view.under("held")
     waited = sum(held.values())
     # Whatever the usage between them, retractions show that the cache fills up.
-    retracts = view.totals["retractions"] > 1 and view.retractions_a_minute > SOME_RETRACTIONS
+    retracts = view.totals["retraction_events"] > 1 and view.retractions_a_minute > SOME_RETRACTIONS
     gains = view.gains_by_lower_ratio
     if waited and (retracts or view.fills_its_reservation or (gains is not None and gains < LEAST_GAIN)):
         return replace(view, totals=counted(view.totals, "held_back", "pool_full"))
@@ -422,7 +429,7 @@ def explained(view: View) -> View:
     varies = spread > STILL_USAGE or usage < ROUNDED_USAGE
     if view.totals["most_usage"] >= NEARLY_FULL or usage + 2 * spread > view.profile.token_usage_target:
         return view  # the cache may be what fills up
-    if view.totals["most_running"] > float(size) or view.totals["retractions"]:
+    if view.totals["most_running"] > float(size) or view.totals["retraction_events"]:
         return view  # a number that was exceeded is no limit
     if near < CONSTANT_BATCH * waited or not varies:
         return view

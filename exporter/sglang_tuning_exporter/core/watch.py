@@ -19,7 +19,8 @@ from sglang_tuning_exporter.core.alerts import Clocks, Words
 from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, aged, is_count, lists, to_json
 from sglang_tuning_exporter.core.findings import Finding, Judgement, Start
-from sglang_tuning_exporter.core.server import LATENCIES_JUDGED, WORKS_ON_SECONDS, Server, Totals
+from sglang_tuning_exporter.core.server import WORKS_ON_SECONDS, Server
+from sglang_tuning_exporter.core.sums import LATENCIES_JUDGED, Totals, present_name
 from sglang_tuning_exporter.core.times import Span
 from sglang_tuning_exporter.core.view import BURN_RATES, View, view_of
 from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
@@ -44,7 +45,7 @@ POOL_TOLERANCE = 0.02  # between the KV cache's size in log and metrics
 UNKNOWN_AGE = 300.0  # of saved alert clocks: older ones begin anew
 MINUTE, KEPT_MINUTES = 60.0, 360  # of what burn rates are judged by
 ENOUGH_REQUESTS = 20.0  # in the long window: one slow request of fewer is a large share
-BUDGETED = tuple(f"{latency}_{what}" for latency in LATENCIES_JUDGED for what in ("observed", "late"))
+BUDGETED = tuple(f"latency_{what}.{latency}" for latency in LATENCIES_JUDGED for what in ("observations", "breaches"))
 OUTAGE_SECONDS = 7200.0  # over which outages are counted
 FATAL = frozenset({"end", "out_of_memory", "hang"})
 OF_A_START = frozenset({"arguments", "pool", "memory", "limits", "ready"})
@@ -108,11 +109,11 @@ class BurnRates:
         def gained(name: str) -> list[float]:
             return [max(counted.get(name, 0.0) - earlier.get(name, 0.0), 0.0) for earlier in before]
 
-        observed = gained(f"{latency}_observed")
-        enough = gained("time_to_first_token_observed")[0] >= ENOUGH_REQUESTS
+        observed = gained(f"latency_observations.{latency}")
+        enough = gained("latency_observations.time_to_first_token")[0] >= ENOUGH_REQUESTS
         if not enough or not all(observed) or now - begun < windows[-1]:
             return None
-        return min(late / number for late, number in zip(gained(f"{latency}_late"), observed, strict=True))
+        return min(late / number for late, number in zip(gained(f"latency_breaches.{latency}"), observed, strict=True))
 
     def _counted_before(self, time: float, counted: Mapping[str, float]) -> Mapping[str, float]:
         return next((earlier for begin, earlier in self._minutes if begin + MINUTE > time), counted)
@@ -276,7 +277,7 @@ class Watch:
         if started:  # restored: the same starts
             server.started_at.clear()
             server.started_at.extend(started)
-            server.last.update({name: at for name, at in known.items() if name == "starts"})
+            server.last.update({name: at for name, at in known.items() if name == "server_starts"})
 
     def drift(self, lines: int, now: float) -> None:
         """Note lines of known kinds whose words no known release prints."""
@@ -392,8 +393,8 @@ class Watch:
         """Note what the counters gained that lines are about."""
         counters = self.server.counters
         for rank in counters.ranks:
-            if rank.gained.get("retracted"):
-                self._retracted.append((now, rank.gained["retracted"], rank.figures.dp))
+            if rank.gained.get("retracted_requests"):
+                self._retracted.append((now, rank.gained["retracted_requests"], rank.figures.dp))
         if requests := next((counters.counts[name] for name in REQUESTS if name in counters.counts), 0.0):
             self._requests.append((now, requests, None))
         while self._requests and self._requests[0][0] < self._read_until(now) - REQUESTED_SECONDS:
@@ -607,7 +608,7 @@ class Watch:
         """Whether it was asked to end, and has: nothing answers, or, with the log alone, it does not work on."""
         server, reason = self.server, "" if self.failure is None else self.failure.reason
         # With the log alone: once it says no more that requests remain, and does not work on.
-        is_silent = not self._scrapes and now - server.last.get("liveness.draining", now) > WORKS_ON_SECONDS
+        is_silent = not self._scrapes and now - server.last.get("liveness_events.draining", now) > WORKS_ON_SECONDS
         return server.stopping and (reason in AWAY - {"not_ready"} or is_silent)
 
     def _down(self) -> str:
@@ -641,12 +642,12 @@ class Watch:
             starting = self._answered_at is None and server.starting
         if self._scrapes or not starting:
             return starting
-        return now - server.last.get("starts", now) < STARTING_SECONDS
+        return now - server.last.get("server_starts", now) < STARTING_SECONDS
 
     def _since_start(self, seconds: float, now: float) -> View:
         """Return the last `seconds`, or those since the last start: it has other settings. How it ended before stays in sight."""
         window = self.server.window(seconds)
-        view = view_of(self.server, min(seconds, max(now - self.server.last.get("starts", -inf), 0.0)))
+        view = view_of(self.server, min(seconds, max(now - self.server.last.get("server_starts", -inf), 0.0)))
         for name in ("ends", *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY_PHASES)):
             if window[name]:
                 view.totals[name] = window[name]
@@ -655,7 +656,7 @@ class Watch:
         return view
 
     def _burning(self, now: float) -> dict[tuple[str, str], float]:
-        begun = max(self.server.last.get("starts", -inf), self.begin)
+        begun = max(self.server.last.get("server_starts", -inf), self.begin)
         shares = {
             (latency, rate): self.burn_rates.burning(self.server.counted, latency, rate, now, begun)
             for latency, objective in self.server.objectives.items()
@@ -824,6 +825,7 @@ class Watch:
 
 
 def _counts(saved: object) -> dict[str, float]:
-    """Return saved counts, without those that are none."""
+    """Return saved counts under the names of this release, without those that are none."""
     items = saved.items() if isinstance(saved, dict) else ()
-    return {str(name): float(value) for name, value in items if is_count(value)}
+    named = ((present_name(str(name)), float(value)) for name, value in items if is_count(value))
+    return {name: value for name, value in named if name is not None}

@@ -7,7 +7,7 @@ import re
 from sglang_tuning_exporter import config
 from sglang_tuning_exporter.collect import scrape
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import runbooks, server
+from sglang_tuning_exporter.core import runbooks, server, sums
 from sglang_tuning_exporter.core.diagnoses import ALL, Diagnosis, better_explained_by
 from sglang_tuning_exporter.core.findings import STATE_WORDS
 from sglang_tuning_exporter.mixin import alerts
@@ -63,8 +63,8 @@ LOGGED: tuple[tuple[str, str, str], ...] = (
     ("kv_pool_tokens", "0.3.0", "`max_total_num_tokens=` at start-up"),
     ("generation_throughput", "0.3.0", "`gen throughput (token/s)`"),
     ("new_token_ratio", "0.3.0", "`#new_token_ratio: a -> b`, with a retraction only"),
-    ("graph_passes", "0.4.6.post5", "`cuda graph: True` in decode lines (one line in 40 batches)"),
-    ("eager_passes", "0.4.6.post5", "`cuda graph: False` in decode lines (one line in 40 batches)"),
+    ("replayed_batches", "0.4.6.post5", "`cuda graph: True` in decode lines (one line in 40 batches)"),
+    ("eager_batches", "0.4.6.post5", "`cuda graph: False` in decode lines (one line in 40 batches)"),
     ("retraction_events", "0.3.0", "`Decode out of memory happened.`, `KV cache pool is full. Retract requests.`"),
     ("retracted_requests", "0.3.0", "`#retracted_reqs`"),
     ("admitted_requests", "0.3.0", "`#new-seq` in prefill lines"),
@@ -79,7 +79,7 @@ LOGGED: tuple[tuple[str, str, str], ...] = (
     ("queues.host_receive", "0.5.23", "`#host-receive-req`"),
     ("arguments", "0.3.0", "`server_args=` at start-up"),
     ("out_of_memory", "0.3.0", "`… out of memory. Try to lower …`, `OutOfMemoryError`, `Capture cuda graph failed`"),
-    ("starts", "0.3.0", "`server_args=`"),
+    ("server_starts", "0.3.0", "`server_args=`"),
     ("liveness", "0.3.0", "ready, watchdog, failed health checks, dead processes"),
 )  # fmt: skip
 
@@ -113,7 +113,7 @@ def files() -> dict[str, str]:
             diagnoses=ALL,
             evidence=_evidence,
             better=better_explained_by,
-            states=server.STATES,
+            states=sums.STATES,
             state_words=STATE_WORDS,
             **words,
         ),

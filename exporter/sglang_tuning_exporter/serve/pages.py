@@ -24,7 +24,7 @@ from markdown_it.token import Token
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core import answer as words
-from sglang_tuning_exporter.core import findings, judge, runbooks
+from sglang_tuning_exporter.core import findings, judge, runbooks, sums
 from sglang_tuning_exporter.core import page as pages
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.report import document
@@ -53,12 +53,12 @@ _REMARKS = {
 
 def _states_of(signal: str) -> frozenset[str]:
     """Return the sums of a signal's states."""
-    return frozenset(f"{signal}/{state}" for state in servers.STATES[signal])
+    return frozenset(f"{signal}/{state}" for state in sums.STATES[signal])
 
 
 # The sums and thresholds of the diagnoses that judge a tile.
 _QUEUE, _ADMISSION, _GRAPHS = map(_states_of, ("queue", "admission", "cuda_graph"))
-_RETRACTIONS, _RESERVE = frozenset({"retractions"}), frozenset({"reserve_lower_gb", "reserve_upper_gb"})
+_RETRACTIONS, _RESERVE = frozenset({"retraction_events"}), frozenset({"reserve_lower_gb", "reserve_upper_gb"})
 
 
 def render(sidecar: Sidecar, *, still: bool = False, whole: bool = False) -> str:
@@ -193,7 +193,7 @@ class _Figures:
         ]  # fmt: skip
 
     @cached_property
-    def _sums(self) -> list[tuple[float, servers.Totals]]:
+    def _sums(self) -> list[tuple[float, sums.Totals]]:
         return [each for each in self.watch.server.buckets if each[0] > self.now - MOST_SECONDS]
 
     @cached_property
@@ -205,7 +205,7 @@ class _Figures:
         since = max(min((alert.at for alert in firing), default=now), begin)
         return pages.Chart(begin, now, shades=((since, now, worst, ""),) if firing else ())
 
-    def _past(self, of: Callable[[servers.Totals], float | None]) -> list[pages.Value]:
+    def _past(self, of: Callable[[sums.Totals], float | None]) -> list[pages.Value]:
         """Return a figure over time; not known where the exporter did not run."""
         found: list[pages.Value] = []
         last = inf
@@ -219,7 +219,7 @@ class _Figures:
     def _of_all(self, figure: str) -> list[pages.Value]:
         """Return a figure of all schedulers together; an idle server has none running or waiting."""
 
-        def of(totals: servers.Totals) -> float | None:
+        def of(totals: sums.Totals) -> float | None:
             mean = totals.mean(figure)
             if mean is None:
                 return 0.0 if totals["queue/idle"] else None
@@ -295,7 +295,7 @@ class _Figures:
         return self._drawn(tile, values, percent, band=(least, None), least=1.0)
 
     def _retractions(self) -> pages.Tile:
-        view, values = self.view, self._past(lambda totals: totals["retractions"])
+        view, values = self.view, self._past(lambda totals: totals["retraction_events"])
         tile = self._tile("Retractions a minute", NOT_REPORTED, view.profile.healthy["retractions"], _RETRACTIONS)
         if not values:
             return tile

@@ -85,8 +85,8 @@ _SOURCES: tuple[Source, ...] = (
     Source("new_token_ratio", "new_token_ratio", "0.5.5.post3-0.5.23"),
     # 0 without speculative decoding.
     Source("accept_length", "spec_accept_length", "0.4.3.post4-0.5.23"),
-    Source("graph_passes", _PASSES, "0.5.7-0.5.23", where=("mode", "decode_cuda_graph"), zero_with=(_PASSES,)),
-    Source("eager_passes", _PASSES, "0.5.7-0.5.23", where=("mode", "decode_none"), zero_with=(_PASSES,)),
+    Source("replayed_batches", _PASSES, "0.5.7-0.5.23", where=("mode", "decode_cuda_graph"), zero_with=(_PASSES,)),
+    Source("eager_batches", _PASSES, "0.5.7-0.5.23", where=("mode", "decode_none"), zero_with=(_PASSES,)),
     Source(
         "prefill_passes",
         _PASSES,
@@ -218,6 +218,11 @@ SERVER_COUNTS = (
     *("finished_prompt_tokens", "finished_answer_tokens", "finished_cached_tokens", "posted_requests"),
     *("answered_requests", "refused_requests", "server_errors", "generation_posts", "generation_responses"),
     *("failed_bootstraps", "failed_transfers"),
+)
+# Counters of each scheduler.
+RANK_COUNTS = (
+    *("replayed_batches", "eager_batches", "prefill_passes", "decoded_tokens", "computed_tokens", "cached_tokens"),
+    *("admitted_requests", "retracted_requests"),
 )
 # The families that the boards read: what --lean-passthrough passes on.
 ON_BOARDS = frozenset({
@@ -463,8 +468,8 @@ class RankFigures:
     generation_throughput: float | None = None
     new_token_ratio: float | None = None
     accept_length: float | None = None  # of speculative decoding: tokens a verified step, at last
-    graph_passes: float | None = None  # decode passes that replayed a captured graph, cumulative
-    eager_passes: float | None = None  # decode passes that did not, cumulative
+    replayed_batches: float | None = None  # decode passes that replayed a captured graph, cumulative
+    eager_batches: float | None = None  # decode passes that did not, cumulative
     prefill_passes: float | None = None  # cumulative, from 0.5.10.post1 on
     decoded_tokens: float | None = None  # cumulative
     computed_tokens: float | None = None  # of prompts, cumulative

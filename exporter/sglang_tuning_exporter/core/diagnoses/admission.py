@@ -66,7 +66,11 @@ def _lacks_memory(view: View) -> bool:
         return True
     if view.known["queue"] == 0:  # how long they wait is not in a log of decode lines alone
         return True
-    return view.totals["retractions"] > 1 if view.profile.queue_lower is None else mostly(view, "queue", "below_range")
+    return (
+        view.totals["retraction_events"] > 1
+        if view.profile.queue_lower is None
+        else mostly(view, "queue", "below_range")
+    )
 
 
 def _imbalance(view: View) -> float | None:

@@ -243,7 +243,7 @@ def retracts(where: Callable[[View], bool] = lambda _: True, needs: str = "load"
     return fact(
         measure=lambda view: view.retractions_a_minute if where(view) else None,
         limit=lambda view: view.retractions_tolerated,
-        counts=("retractions",),
+        counts=("retraction_events",),
         name="retractions per minute of serving time",
         unit="per_minute",
         needs=needs,

@@ -61,7 +61,7 @@ def _by_explanation(view: View, beside: Beside) -> list[Change]:
 
 def _after_its_end(view: View, beside: Beside) -> list[Change]:
     """Advise by the line that explains why the server is down, or by the flags that its last error names."""
-    is_last = view.last.get("ends", -inf) >= view.last.get("starts", -inf)  # it has not started again since
+    is_last = view.last.get("ends", -inf) >= view.last.get("server_starts", -inf)  # it has not started again since
     if view.explains_now is not None:
         return _by_explanation(view, beside)
     return [*named_flags(view, view.ended if is_last else ""), say()]
@@ -69,7 +69,7 @@ def _after_its_end(view: View, beside: Beside) -> list[Change]:
 
 def _not_started(view: View) -> str:
     """Return the headline of a server that ended while it started; empty of one that served."""
-    served = view.facts.ready or view.scraped or view.down or "work" in view.last or view.totals["retractions"]
+    served = view.facts.ready or view.scraped or view.down or "work" in view.last or view.totals["retraction_events"]
     line = view.explanation
     of_start = line is not None and (line.is_of_a_start or _IN_START.search(line.place))
     is_start = not served and (view.starting or view.facts.memory or of_start)
@@ -112,7 +112,10 @@ RESTART_LOOP = failure(
     title="restarts again and again, {value} times in 30 min",
     past="SGLang kept restarting.",
     when=fact(
-        measure=lambda view: view.totals["starts_recently"], limit=2.0, counts=("starts",), name="starts in 30 minutes"
+        measure=lambda view: view.totals["starts_recently"],
+        limit=2.0,
+        counts=("server_starts",),
+        name="starts in 30 minutes",
     ),
     summary="SGLang keeps restarting.",
     seen="{value} starts in 30 minutes",
@@ -198,7 +201,7 @@ CRASHED = failure(
     causes=(SCHEDULER_STUCK, Group.OUT_OF_MEMORY),
     advise=_by_explanation,
     death="crash",
-    worked="work before the end",
+    worked="work_before_the_end",
     headline=_not_started,
     sentence=_end_in_words,
     goes_on=lambda view: view.has_ended,

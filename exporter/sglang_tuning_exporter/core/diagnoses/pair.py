@@ -34,7 +34,7 @@ def _transfers(view: View) -> float | None:
     totals, failed = view.totals, view.failed_transfers
     if not failed and not view.facts.role:
         return None
-    requests = max(totals["finished_requests"], totals["started"], failed)
+    requests = max(totals["finished_requests"], totals["admitted_requests"], failed)
     value = view.per_minute(failed)
     return value if failed > RARELY_FAILED * requests else min(value, TRANSFERS_A_MINUTE)
 

@@ -56,7 +56,7 @@ def _prefill(view: View) -> float | None:
 
 def _by_prompts(view: View, first_tokens: Histogram, objective: float) -> bool:
     """Whether long prompts make first tokens late, without a queue."""
-    tokens, late = view.totals["computed"], first_tokens.above(objective)
+    tokens, late = view.totals["computed_tokens"], first_tokens.above(objective)
     # One batch may be late for another reason, as the first one after a start, while kernels are compiled.
     several = late > view.totals["most_running"]
     return several and not by_queue(view, first_tokens, objective) and (not tokens or tokens >= LONG_PREFILL * late)
@@ -65,7 +65,7 @@ def _by_prompts(view: View, first_tokens: Histogram, objective: float) -> bool:
 def _by_prefill(view: View, gaps: Histogram, objective: float) -> bool:
     """Whether the prompts computed in between make gaps between tokens late."""
     late, steps = gaps.above(objective) / gaps.observations, view.steps
-    is_long = bool(late and steps) and view.totals["computed"] / (late * steps) >= LONG_PREFILL
+    is_long = bool(late and steps) and view.totals["computed_tokens"] / (late * steps) >= LONG_PREFILL
     return is_long and (gaps.quantile(0.25) or 0.0) <= objective
 
 
@@ -95,7 +95,7 @@ def _larger_chunk(view: View, _: Beside) -> list[Offer]:
             )
         ]
     if now is None:
-        size = totals["chunk_seen"]
+        size = view.chunk_seen or 0.0
         gain = f"prefill batches end at {size:,.0f} tokens" if size else ""
         to = float(max(2 * size, SMALL_CHUNK)) if 0 < size < LARGEST_CHUNK else None
         return [set_flag(view, CHUNK, to, gain, now=size or None)]
@@ -135,7 +135,7 @@ def _delays_first_tokens(view: View, steps: float) -> bool:
     """Whether so many more decode steps after each chunk of a prompt make first tokens late."""
     first, gaps = view.latency("time_to_first_token"), view.latency("inter_token")
     objective = view.profile.time_to_first_token_seconds
-    chunk, computed, started = view.facts.size(CHUNK), view.totals["computed"], view.totals["started"]
+    chunk, computed, started = view.facts.size(CHUNK), view.totals["computed_tokens"], view.totals["admitted_requests"]
     longest = first.quantile(0.99) if first is not None else None
     usual = gaps.quantile(0.5) if gaps is not None else None
     if longest is None or usual is None or objective is None or not chunk or not computed or not started:
@@ -146,9 +146,9 @@ def _delays_first_tokens(view: View, steps: float) -> bool:
 def _chunk_within(view: View, objective: float | None) -> list[Change]:
     """Lower the chunk to the largest power of two that is computed within the objective, where it is not that small and the pace is known."""
     now, ranks, paused = view.facts.typed(CHUNK), view.facts.attention_ranks, view.paused_share
-    if now is None or objective is None or not paused or not view.served or not view.totals["computed"]:
+    if now is None or objective is None or not paused or not view.served or not view.totals["computed_tokens"]:
         return []
-    pace = view.totals["computed"] / (view.served * paused)
+    pace = view.totals["computed_tokens"] / (view.served * paused)
     fits = 2.0 ** floor(log2(max(CERTAIN_PACE * pace * objective, 1.0)))
     is_small = fits < LEAST_USEFUL_CHUNK or 0 < now <= fits * ranks
     return [] if is_small else [set_flag(view, CHUNK, fits * ranks, direction="lower")]

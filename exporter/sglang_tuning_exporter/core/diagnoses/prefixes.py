@@ -17,11 +17,15 @@ def _sharing(view: View) -> float | None:
     totals, cached, posts = view.totals, view.cached_share, view.totals["generation_posts"]
     # Preempted requests find their own prompts, and nothing counts them; several answers to one prompt find it cached.
     preempts = view.facts.is_on("enable_priority_scheduling")
-    several = posts and totals["started"] > SEVERAL_EACH * posts
+    several = posts and totals["admitted_requests"] > SEVERAL_EACH * posts
     if not waits_often(view) or cached is None or preempts or several:
         return None
-    own = totals["repeated"] / totals["cached"] if totals["cached"] else 0.0
-    came_back = totals["retracted"] * (view.prompt or 0.0) / max(totals["computed"] + totals["cached"], 1.0)
+    own = totals["repeated"] / totals["cached_tokens"] if totals["cached_tokens"] else 0.0
+    came_back = (
+        totals["retracted_requests"]
+        * (view.prompt or 0.0)
+        / max(totals["computed_tokens"] + totals["cached_tokens"], 1.0)
+    )
     return max(cached * (1.0 - (1.0 if own > 0.5 else own)) - came_back, 0.0)
 
 

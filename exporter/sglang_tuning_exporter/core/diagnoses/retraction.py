@@ -44,13 +44,13 @@ def _retraction_figures(view: View) -> list[Figure]:
     known, target = view.totals["usage_before:n"], view.profile.token_usage_target
     if not known:
         return usage_figures(view)
-    name = f"token usage just before retractions, mean of {known:.0f} of {view.totals['retractions']:.0f}"
+    name = f"token usage just before retractions, mean of {known:.0f} of {view.totals['retraction_events']:.0f}"
     return figures((name, view.totals["usage_before"] / known, "ratio", target))
 
 
 def _beside_text(view: View) -> str:
     """Say how many retractions a client may have written."""
-    number, marked = view.totals["retractions"], view.totals["marked.retractions"]
+    number, marked = view.totals["retraction_events"], view.totals["marked.retraction_events"]
     return f"{number:.0f} retractions, {marked:.0f} of them beside text that clients can write." if marked else ""
 
 

@@ -280,7 +280,7 @@ def fewer_requests(view: View, _: Beside) -> list[Change]:
         return []
     waiting, because = view.serving_ranks * profile.queue_upper, f"the queue limit is {profile.queue_upper:,.0f}"
     if (longest := profile.queue_wait_seconds) is not None:
-        rate = view.totals["started"] / view.served
+        rate = view.totals["admitted_requests"] / view.served
         wait = ALLOWED_WAIT * min(longest, profile.time_to_first_token_seconds or longest)
         waiting, because = (
             rate * wait,

@@ -89,7 +89,7 @@ def troubles(view: View) -> frozenset[str]:
         "waiting": not seen and not at_limit and 1.0 - (view.share("queue", *healthy) or 0.0) > bound,
         "limit": at_limit,
         "retracting": view.retractions_a_minute > view.retractions_tolerated,
-        "rejected": view.per_minute(view.totals["rejected"]) > view.profile.rejections_per_minute,
+        "rejected": view.per_minute(view.totals["rejected_requests"]) > view.profile.rejections_per_minute,
     }
     return frozenset(seen | {trouble for trouble, is_seen in signs.items() if is_seen})
 

@@ -27,6 +27,7 @@ from sglang_tuning_exporter.core.diagnoses.prefill import PREFILL_BOUND
 from sglang_tuning_exporter.core.diagnoses.retraction import RETRACTING_TOO_OFTEN
 from sglang_tuning_exporter.core.diagnoses.steps import FEWER, fewer_requests, say, two_digits
 from sglang_tuning_exporter.core.findings import STATE_WORDS, Change
+from sglang_tuning_exporter.core.sums import STATES
 from sglang_tuning_exporter.core.view import View
 
 
@@ -44,7 +45,7 @@ def _unexplained(view: View) -> float | None:
 
 def _shares(view: View) -> str:
     """Say in which states admission was."""
-    seen = ((view.share("admission", state) or 0.0, words) for state, words in STATE_WORDS.items())
+    seen = ((view.share("admission", state) or 0.0, STATE_WORDS[state]) for state in STATES["admission"])
     shares = [f"{100 * share:.0f} % {words}" for share, words in seen if share >= 0.1]
     return f"Seen: {', '.join(shares)}." if shares else "No reason was seen for most of the time."
 
@@ -76,8 +77,8 @@ REQUESTS_REJECTED = limit(
     title="requests rejected, {value}/min",
     when=When(
         kind="rate",
-        measure=lambda view: view.per_minute(view.totals["rejected"]),
-        counts=("rejected",),
+        measure=lambda view: view.per_minute(view.totals["rejected_requests"]),
+        counts=("rejected_requests",),
         side="above",
         limit="rejections_per_minute",
         name="rejected requests/min",

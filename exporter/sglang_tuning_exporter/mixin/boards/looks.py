@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core import judge, runbooks, server
+from sglang_tuning_exporter.core import judge, runbooks, sums
 from sglang_tuning_exporter.core.answer import GOOD as FINE
 from sglang_tuning_exporter.core.diagnoses import ALL, EXPORTER
 
@@ -126,7 +126,7 @@ ADMISSION: dict[str, tuple[str, str]] = {
     "pd_queue": ("prefill/decode peer or transfer", "#e0559d"),
     "standing_still": ("admission stands still", "#d0103a"),
 }
-assert ADMISSION.keys() == set(server.STATES["admission"])
+assert ADMISSION.keys() == set(sums.STATES["admission"])
 ADMISSION_LOOKS = {state: renamed(*look) for state, look in ADMISSION.items()}
 _QUEUES = {
     "grammar": "grammar",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.config import profiles, resolve
-from sglang_tuning_exporter.core import alerts, lines
+from sglang_tuning_exporter.core import alerts, lines, sums
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
@@ -212,7 +212,7 @@ def server(sidecar: Sidecar, now: float) -> Iterable[Family]:
     arguments = gauge("server_arg", doc, "arg", source="log, else `/server_info`")
     yield arguments.with_samples((arg, value) for arg in sorted(SHOWN) if (value := facts.number(arg)) is not None)
     doc = "Starts of the server seen by this exporter."
-    yield counter("server_starts", doc, source="log, else metrics").with_samples([(counted["starts"],)])
+    yield counter("server_starts", doc, source="log, else metrics").with_samples([(counted["server_starts"],)])
     for name, doc in _COUNTED.items():
         known = page is not None and getattr(page, name) is not None
         yield counter(name, doc, source="metrics").with_samples([(counted[name],)] if known or name in counted else [])
@@ -222,7 +222,7 @@ def server(sidecar: Sidecar, now: float) -> Iterable[Family]:
     )
     is_counted = bool(sidecar.config.log_file) or (page is not None and page.answered_requests is not None)
     yield counter("rejected_requests", doc, source="metrics, else log").with_samples(
-        [(counted["rejected"],)] if is_counted else []
+        [(counted["rejected_requests"],)] if is_counted else []
     )
     doc = "Requests answered with 500, and streams that an exception ended; absent before the first one."
     failed = [(counted["server_errors"],)] if counted["server_errors"] else []
@@ -235,17 +235,17 @@ def server(sidecar: Sidecar, now: float) -> Iterable[Family]:
         now,
         counter("liveness_events", doc, "event", source="log"),
         gauge("liveness_event_age_seconds", "Seconds since this event was last in the log.", "event", source="log"),
-        {event: f"liveness.{event}" for event in servers.LIVENESS},
+        {event: f"liveness_events.{event}" for event in sums.LIVENESS},
     )
     doc = "Latencies that the server observed since the exporter started."
     seen = counter("latency_observations", doc, "latency", source="metrics")
     # From the first scrape on: a family that the first page did not have had no observations then.
     observed = JUDGED if page is not None else ()
-    yield seen.with_samples([(each, counted[f"{each}_observed"]) for each in observed])
+    yield seen.with_samples([(each, counted[f"latency_observations.{each}"]) for each in observed])
     doc = "Those above the profile's objective (estimated inside a histogram's bucket)."
     missed = counter("latency_breaches", doc, "latency", source="metrics")
     judged = [each for each in observed if state.objectives[each] is not None]
-    yield missed.with_samples([(each, counted[f"{each}_late"]) for each in judged])
+    yield missed.with_samples([(each, counted[f"latency_breaches.{each}"]) for each in judged])
     doc = "When a request last ran or waited, in unix seconds."
     at = state.last.get("requests")
     yield single("last_request_timestamp_seconds", doc, None if at is None else sidecar.unix(at))
@@ -319,7 +319,7 @@ def schedulers(sidecar: Sidecar, now: float) -> Iterable[Family]:
     yield from _states(ranks, lives, now)
 
 
-def _waiting(ranks: Ranks[servers.Scheduler], server: servers.Server, recent: servers.Totals) -> Iterable[Family]:
+def _waiting(ranks: Ranks[servers.Scheduler], server: servers.Server, recent: sums.Totals) -> Iterable[Family]:
     doc = "Requests waiting (#queue-req, num_queue_reqs)."
     yield gauge("queued_requests", doc).of_each(ranks, lambda r: r.queued)
     doc = "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch."
@@ -341,21 +341,23 @@ def _elsewhere(rank: servers.Scheduler) -> list[tuple[str, float]]:
 
 
 def _pools(
-    ranks: Ranks[servers.Scheduler], lives: Ranks[servers.Totals], server: servers.Server, now: float
+    ranks: Ranks[servers.Scheduler], lives: Ranks[sums.Totals], server: servers.Server, now: float
 ) -> Iterable[Family]:
     doc = "Used share of the KV cache, 0-1 (token usage)."
     yield gauge("token_usage_ratio", doc, "pool").of_all(
-        ranks, lambda r: r.usages.items() if r.moment(now).activity != servers.UNKNOWN else ()
+        ranks, lambda r: r.usages.items() if r.moment(now).activity != sums.UNKNOWN else ()
     )
     doc = "Capacity of the KV cache in tokens (max_total_num_tokens)."
     yield gauge("kv_pool_tokens", doc).of_each(ranks, lambda r: server.facts.pool(r.dp))
     doc = "Share of max_new_tokens that admission keeps room for (#new_token_ratio)."
     yield gauge("new_token_ratio", doc, source="log, else metrics").of_each(ranks, lambda r: r.new_token_ratio)
     doc = "Prompt tokens, by where they came from: computed, or from the prefix cache."
-    yield counter("prompt_tokens", doc, "source").of_all(lives, lambda life: _known(life, "computed", "cached"))
+    yield counter("prompt_tokens", doc, "source").of_all(
+        lives, lambda life: _known(life, "computed_tokens", "cached_tokens")
+    )
 
 
-def _batches(ranks: Ranks[servers.Scheduler], lives: Ranks[servers.Totals], recent: servers.Totals) -> Iterable[Family]:
+def _batches(ranks: Ranks[servers.Scheduler], lives: Ranks[sums.Totals], recent: sums.Totals) -> Iterable[Family]:
     doc = "Generation throughput as last logged (gen throughput)."
     yield gauge("generation_tokens_per_second", doc).of_each(ranks, lambda r: r.throughput)
     doc = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
@@ -364,15 +366,17 @@ def _batches(ranks: Ranks[servers.Scheduler], lives: Ranks[servers.Totals], rece
         "Decode batches by use of a captured graph: all where the server counts them (cuda_graph_passes_total),"
         " else logged ones."
     )
-    yield counter("decode_batches", doc, "graph").of_all(lives, lambda life: _known(life, "replayed", "eager"))
+    yield counter("decode_batches", doc, "graph").of_all(
+        lives, lambda life: _known(life, "replayed_batches", "eager_batches")
+    )
 
 
-def _known(life: servers.Totals, *names: str) -> list[tuple[str, float]]:
-    """Return these counts of a scheduler, all of them once one was counted."""
-    return [(name, life.get(name, 0.0)) for name in names] if life.keys() & set(names) else []
+def _known(life: sums.Totals, *names: str) -> list[tuple[str, float]]:
+    """Return these counts of a scheduler by the first word of their names, all of them once one was counted."""
+    return [(name.partition("_")[0], life.get(name, 0.0)) for name in names] if life.keys() & set(names) else []
 
 
-def _retractions(lives: Ranks[servers.Totals], sidecar: Sidecar) -> Iterable[Family]:
+def _retractions(lives: Ranks[sums.Totals], sidecar: Sidecar) -> Iterable[Family]:
     is_read = sidecar.counts_log
     page = sidecar.watch.server.page
     counted = {rank.dp for rank in page.ranks if rank.retracted_requests is not None} if page is not None else set()
@@ -382,7 +386,7 @@ def _retractions(lives: Ranks[servers.Totals], sidecar: Sidecar) -> Iterable[Fam
     doc = "Requests retracted because the KV cache was full: from the log, and from the server's counter what the log does not show."
     requests = counter("retracted_requests", doc, source="log, else metrics")
     for dp, life in lives.items():
-        requests.add_metric((), life.get("retracted", 0.0 if is_read or dp in counted else None), dp)
+        requests.add_metric((), life.get("retracted_requests", 0.0 if is_read or dp in counted else None), dp)
     if is_read and not events.samples:
         events.add_metric([], 0)
         requests.add_metric([], 0)
@@ -390,11 +394,11 @@ def _retractions(lives: Ranks[servers.Totals], sidecar: Sidecar) -> Iterable[Fam
     yield requests
 
 
-def _states(ranks: Ranks[servers.Scheduler], lives: Ranks[servers.Totals], now: float) -> Iterable[Family]:
+def _states(ranks: Ranks[servers.Scheduler], lives: Ranks[sums.Totals], now: float) -> Iterable[Family]:
     names = {
         f"{signal}/{state}": (signal, state)
-        for signal, states in servers.STATES.items()
-        for state in (*states, servers.IDLE, servers.UNKNOWN)
+        for signal, states in sums.STATES.items()
+        for state in (*states, sums.IDLE, sums.UNKNOWN)
     }
 
     def present(rank: servers.Scheduler) -> list[tuple[str, str, float]]:
