@@ -387,8 +387,8 @@ def test_every_row_of_the_table_has_a_line_here() -> None:
         ]
         + ["nvshmem initialization failed, exiting", STORE]
     )
-    found = [next((row for row in lines.ROWS if re.match(row.pattern, text.encode())), None) for text in texts]
-    assert [row for row in lines.ROWS if row not in found] == []
+    found = [next((row for row in lines.MESSAGES if re.match(row.pattern, text.encode())), None) for text in texts]
+    assert [row for row in lines.MESSAGES if row not in found] == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.diagnoses import ALL, BY_ID, EXPORTER, Diagnosis
 from sglang_tuning_exporter.core.diagnoses.steps import setting
-from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.core.events import COUNTED_KINDS, OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.findings import (
     STATE_WORDS,
@@ -41,7 +41,7 @@ Comparison: TypeAlias = Mapping[str, Any]
 # The counts of a report, and the sums that they are. SGLang prints a line for one decode batch in 40, so batches are named apart.
 EVENTS = (
     "retraction_events", "retracted_requests", "rejected_requests", "server_errors", "server_starts",
-    *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY_PHASES),
+    *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY_PHASES), *(kind for kind, words in COUNTED_KINDS.items() if words),
 )  # fmt: skip
 COUNTED = {name: name for name in EVENTS} | {"decode_batches": "decode_lines", "prefill_batches": "prefill_lines"}
 
@@ -215,6 +215,7 @@ _NOT_SHOWN = "no_queue"  # the queue says it
 _COUNTS = {
     "lines": "lines", "decode_batches": "decode lines", "prefill_batches": "prefill lines", "server_starts": "starts",
     "unrecognised": "unrecognised", "rejected_requests": "answered with 503", "server_errors": "answered with 500",
+    **{kind: words for kind, words in COUNTED_KINDS.items() if words},
 }  # fmt: skip
 MEMORY = {
     "before_weights_gb": "free before weights", "weights_gb": "weights", "kv_pool_gb": "KV cache", "graphs_gb": "graphs",
@@ -424,9 +425,9 @@ def counted(judged: Judgement) -> dict[str, str]:
     """Return what was counted, by name; what is beside text of clients is said with it."""
     counts, marked = judged.counts, judged.marked
     found = {words: f"{counts[name]:,.0f}" for name, words in _COUNTS.items() if name in counts}
-    for name in ("rejected_requests", "server_errors"):
+    for name in ("rejected_requests", "server_errors", *COUNTED_KINDS):
         if not counts.get(name):
-            found.pop(_COUNTS[name], None)
+            found.pop(_COUNTS.get(name, ""), None)
     events, requests = counts.get("retraction_events", 0), counts.get("retracted_requests", 0)
     found["retractions"] = f"{events:,.0f} ({requests:,.0f} requests)"
     if beside := marked.get("retraction_events"):

@@ -38,6 +38,11 @@ class Rank(NamedTuple):
 NO_RANK = Rank()
 
 
+# Kinds whose events a server counts under the name of the kind, once for all TP ranks that print the line; with the words beside the
+# count on the page and in a report, empty where a finding has it.
+COUNTED_KINDS: Mapping[str, str] = {"hicache": "", "no_pool": ""}
+
+
 @dataclass(slots=True)
 class Event:
     """One thing that a line says.

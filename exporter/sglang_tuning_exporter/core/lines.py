@@ -1,6 +1,6 @@
 """SGLang's log lines: the text around them, their kinds as a table, and `Reader`, which turns a stream of lines into events.
 
-To add a line, add a row to `ROWS`: the kind of its event, a pattern of the message behind the stamp, the first release that prints it, and
+To add a line, add a row to `MESSAGES`: the kind of its event, a pattern of the message behind the stamp, the first release that prints it, and
 the event's word. A group of the pattern is a figure by its name. Wordings are those of the wheels 0.3.0 to 0.5.23.
 
 SGLang's stamp, `[2025-11-20 11:40:13 DP0 TP3] `, or its words are searched in a line. What stands around them is a form: layers of text and
@@ -558,7 +558,7 @@ LONGEST_UNREAD = 400  # bytes of a line that is quoted
 _RECENT, _LONGEST_RECENT = 10, 300  # lines before an end that are kept, and of each so many characters
 
 
-class Row(NamedTuple):
+class Message(NamedTuple):
     """One line of SGLang's. There is no event of a kind in `SILENT`."""
 
     kind: str
@@ -580,121 +580,122 @@ SILENT = ("request", "known")
 _QUOTED = ("hicache", "no_pool")  # their events have the line
 _ABORT = "aborted"
 # fmt: off
-ROWS = (
+MESSAGES = (
     # Batches: srt/managers/tp_worker.py in 0.3.0, scheduler.py, scheduler_metrics_mixin.py; srt/observability later.
-    Row("decode", rb"Decode batch" + _BATCH, "0.3.0"),
-    Row("prefill", rb"Prefill batch" + _BATCH, "0.3.0"),
-    Row("retraction", rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40})[ ]?[.,:]?[ ]?(?=#)", "0.3.0"),
-    Row("retraction", rb"Testing retraction\b[\w .]{0,40}[ ]?[.,:]?[ ]?(?=#)", "0.4.0", "", {"testing": 1}),
+    Message("decode", rb"Decode batch" + _BATCH, "0.3.0"),
+    Message("prefill", rb"Prefill batch" + _BATCH, "0.3.0"),
+    Message("retraction", rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40})[ ]?[.,:]?[ ]?(?=#)", "0.3.0"),
+    Message("retraction", rb"Testing retraction\b[\w .]{0,40}[ ]?[.,:]?[ ]?(?=#)", "0.4.0", "", {"testing": 1}),
     # The start: model_runner.py, memory_pool.py, the graph runners, scheduler.py.
-    Row("arguments", rb"server_args=", "0.3.0"),
-    Row("pool", rb"KV Cache is allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})", "0.4.3"),
-    Row("pool", rb"Post-capture KV sizing: KV cache allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})", "0.5.16", "",
+    Message("arguments", rb"server_args=", "0.3.0"),
+    Message("pool", rb"KV Cache is allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})", "0.4.3"),
+    Message("pool", rb"Post-capture KV sizing: KV cache allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})", "0.5.16", "",
         {"resized": 1}),
-    Row("limits", rb"max_total_num_tokens=(?=\d{1,15}(?:,|$))", "0.3.0"),
-    Row("limits", rb"max_running_requests was reduced from the requested \d{1,12} to " + _LIMIT_TO, "0.5.16"),
-    Row("limits", rb"Post-capture KV sizing: max_running_requests \d{1,12} -> " + _LIMIT_TO, "0.5.16"),
-    Row("limits", rb"max_running_requests is capped to " + _LIMIT_TO, "0.5.16"),
-    Row("memory", rb"Load weight begin\.", "0.3.0", "weights_begin"),
-    Row("memory", rb"Load weight end\.", "0.3.0", "weights"),
-    Row("memory", rb"Mamba Cache is allocated\.", "0.5.3", "state_cache"),
-    Row("memory", rb"Memory pool end\.", "0.3.0", "pool"),
-    Row("memory", rb"Capture (?:[\w -]{0,60}?)" + _GPU + rb" graph begin\.", "0.3.0", "graph_begin"),
-    Row("memory", rb"Capture (?:[\w -]{0,60}?)" + _GPU + rb" graph end\.", "0.4.3", "graph"),
-    Row("memory", rb"Capture " + _GPU + rb" graph bs \[", "0.4.3", "graph_sizes"),
-    Row("known", rb"KV Cache |Post-capture KV sizing: |max_running_requests ", "0.5.16"),
-    Row("ready", rb"The server is fired up and ready to roll!", "0.3.0"),
+    Message("limits", rb"max_total_num_tokens=(?=\d{1,15}(?:,|$))", "0.3.0"),
+    Message("limits", rb"max_running_requests was reduced from the requested \d{1,12} to " + _LIMIT_TO, "0.5.16"),
+    Message("limits", rb"Post-capture KV sizing: max_running_requests \d{1,12} -> " + _LIMIT_TO, "0.5.16"),
+    Message("limits", rb"max_running_requests is capped to " + _LIMIT_TO, "0.5.16"),
+    Message("memory", rb"Load weight begin\.", "0.3.0", "weights_begin"),
+    Message("memory", rb"Load weight end\.", "0.3.0", "weights"),
+    Message("memory", rb"Mamba Cache is allocated\.", "0.5.3", "state_cache"),
+    Message("memory", rb"Memory pool end\.", "0.3.0", "pool"),
+    Message("memory", rb"Capture (?:[\w -]{0,60}?)" + _GPU + rb" graph begin\.", "0.3.0", "graph_begin"),
+    Message("memory", rb"Capture (?:[\w -]{0,60}?)" + _GPU + rb" graph end\.", "0.4.3", "graph"),
+    Message("memory", rb"Capture " + _GPU + rb" graph bs \[", "0.4.3", "graph_sizes"),
+    Message("known", rb"KV Cache |Post-capture KV sizing: |max_running_requests ", "0.5.16"),
+    Message("ready", rb"The server is fired up and ready to roll!", "0.3.0"),
     # Life: srt/utils, srt/managers, srt/entrypoints/http_server.py, engine.py.
-    Row("hang", rb"(?:(?P<by>[A-Z]\w{0,40}) )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout=(?P<seconds>\d{1,9})?", "0.3.0", "scheduler"),
-    Row("health", rb"Health check failed\. Server couldn't get a response from detokenizer", "0.4.3"),
-    Row("end", rb"(?:Subp|P)rocess [^'\"\n]{0,120}\bcrashed with exit code -?\d+", "0.5.7", "process_died"),
-    Row("end", rb"Received sigquit from a child pro", "0.4.0", "process_died"),  # up to 0.4.3 with one letter s
-    Row("end", rb"SIGQUIT received\. signum=", "0.5.5.post3", "process_died"),
-    Row("end", rb"Child process unexpectedly failed with ", "0.4.3", "process_died"),
-    Row("end", rb"(?:RuntimeError: )?Rank \d+ scheduler (?:died during initialization|is dead)", "0.4.3", "launch_failed"),
-    Row("end", rb"Initialization failed\. ", "0.3.0", "launch_failed"),
-    Row("end", rb"[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exception: ", "0.3.6", "scheduler_exception"),
-    Row("end", rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b", "0.3.0", "scheduler_exception"),
+    Message("hang", rb"(?:(?P<by>[A-Z]\w{0,40}) )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout=(?P<seconds>\d{1,9})?", "0.3.0", "scheduler"),
+    Message("health", rb"Health check failed\. Server couldn't get a response from detokenizer", "0.4.3"),
+    Message("end", rb"(?:Subp|P)rocess [^'\"\n]{0,120}\bcrashed with exit code -?\d+", "0.5.7", "process_died"),
+    Message("end", rb"Received sigquit from a child pro", "0.4.0", "process_died"),  # up to 0.4.3 with one letter s
+    Message("end", rb"SIGQUIT received\. signum=", "0.5.5.post3", "process_died"),
+    Message("end", rb"Child process unexpectedly failed with ", "0.4.3", "process_died"),
+    Message("end", rb"(?:RuntimeError: )?Rank \d+ scheduler (?:died during initialization|is dead)", "0.4.3", "launch_failed"),
+    Message("end", rb"Initialization failed\. ", "0.3.0", "launch_failed"),
+    Message("end", rb"[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exception: ", "0.3.6", "scheduler_exception"),
+    Message("end", rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b", "0.3.0", "scheduler_exception"),
     # Aborts that no traceback explains, as Python, glibc, the shell, PyTorch, HIP and Ascend print them. They need no stamp.
-    Row("end", rb"Fatal Python error: |!{3,} Segfault encountered|\*{3} (?:SIG[A-Z]{3,5}|Aborted)\b|Memory access fault by GPU", "0.1.0", _ABORT),
-    Row("end", rb" {0,4}what\(\):  |terminate called after throwing |double free or corruption|free\(\): |malloc\(\): |corrupted (?:size|double)",
+    Message("end", rb"Fatal Python error: |!{3,} Segfault encountered|\*{3} (?:SIG[A-Z]{3,5}|Aborted)\b|Memory access fault by GPU", "0.1.0", _ABORT),
+    Message("end", rb" {0,4}what\(\):  |terminate called after throwing |double free or corruption|free\(\): |malloc\(\): |corrupted (?:size|double)",
         "0.1.0", _ABORT),
-    Row("end", rb"(?:\S{1,80}: line \d{1,5}: *)?(?:\d{1,9} )?(?:Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)"
+    Message("end", rb"(?:\S{1,80}: line \d{1,5}: *)?(?:\d{1,9} )?(?:Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)"
         rb"(?: \(core dumped\))?(?=\s*$|  |\t| +(?:python|sglang|/))", "0.1.0", _ABORT),
-    Row("end", rb":\d:[\w.]{1,40}[^\n]{0,200}abort(?:ing|ed) with error ", "0.1.0", _ABORT),
-    Row("end", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\][^\n]{0,400}(?:terminated with exception|[Tt]aking the entire process down)", "0.3.0", _ABORT),
-    Row("words", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] |(?:\[PID: \d{1,9}\] \S{10,40} \w{1,40}\()?E[A-Z]?\d{4,5}\)?: [A-Z\[]", "0.3.0"),
-    Row("words", rb"- (?:Import|OS)Error: (?=\S{1,100}\.so)", "0.5.4"),  # the attempts to load SGLang's kernels
+    Message("end", rb":\d:[\w.]{1,40}[^\n]{0,200}abort(?:ing|ed) with error ", "0.1.0", _ABORT),
+    Message("end", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\][^\n]{0,400}(?:terminated with exception|[Tt]aking the entire process down)", "0.3.0", _ABORT),
+    Message("words", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] |(?:\[PID: \d{1,9}\] \S{10,40} \w{1,40}\()?E[A-Z]?\d{4,5}\)?: [A-Z\[]", "0.3.0"),
+    Message("words", rb"- (?:Import|OS)Error: (?=\S{1,100}\.so)", "0.5.4"),  # the attempts to load SGLang's kernels
     # What NCCL and NVSHMEM say of a connection before PyTorch or SGLang says that it failed; NCCL warns of settings too.
-    Row("words", rb"\S{1,200}:\d{1,9}:\d{1,9} \[\d{1,4}\] (?:\S{1,60}:\d{1,6} )?NCCL WARN (?=[^\n]{0,400}(?i:fail|error|refused|no route|not found|timed? ?out|"
-        rb"unreachable|mismatch|closed by))", "0.3.0"),
-    Row("words", rb"\S{1,200}/nvshmem\S{0,200}:\d{1,6}: non-zero status: \d{1,4} (?=[a-z])", "0.4.6"),
-    Row("end", rb"nvshmem initialization failed, exiting|\S{1,200}/nvshmem\S{0,200}: NVSHMEM API called before NVSHMEM initialization", "0.4.6", _ABORT),
-    Row("draining", rb"SIGTERM received\. ", "0.4.4"),
-    Row("draining", rb"Gracefully exiting\.\.\. [Rr]emaining number of requests (?P<remaining>\d{1,9})", "0.3.6"),  # every 5 s, until none is left
+    Message("words", rb"\S{1,200}:\d{1,9}:\d{1,9} \[\d{1,4}\] (?:\S{1,60}:\d{1,6} )?NCCL WARN "
+        rb"(?=[^\n]{0,400}(?i:fail|error|refused|no route|not found|timed? ?out|unreachable|mismatch|closed by))", "0.3.0"),
+    Message("words", rb"\S{1,200}/nvshmem\S{0,200}:\d{1,6}: non-zero status: \d{1,4} (?=[a-z])", "0.4.6"),
+    Message("end", rb"nvshmem initialization failed, exiting|\S{1,200}/nvshmem\S{0,200}: NVSHMEM API called before NVSHMEM initialization", "0.4.6", _ABORT),
+    Message("draining", rb"SIGTERM received\. ", "0.4.4"),
+    Message("draining", rb"Gracefully exiting\.\.\. [Rr]emaining number of requests (?P<remaining>\d{1,9})", "0.3.6"),  # every 5 s, until none is left
     # Failed allocations; of the last one the frames of the traceback show the phase.
-    Row("out_of_memory", rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "prefill"),
-    Row("out_of_memory", rb"(?:RuntimeError: )?Decode out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "decode"),
-    Row("out_of_memory", rb"ValueError: Failed to retract any request\. No space left", "0.4.0", "decode"),
-    Row("out_of_memory", rb"ValueError: Out of memory even after retracting all other requests", "0.5.3", "decode"),
-    Row("out_of_memory", rb"ValueError: Loaded weights leave no GPU memory for the KV cache\b", "0.5.20", "startup"),
-    Row("out_of_memory", _ALLOCATED + rb"Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static", "0.3.0", "startup"),
-    Row("out_of_memory", rb"(?:\w+: )?Capture (?:[\w -]{0,40})?" + _GPU + rb" graph failed: (?=.{0,1000}(?i:out of memory))", "0.3.0", "graph_capture"),
-    Row("out_of_memory", rb"(?:torch\.(?:cuda\.)?)?OutOfMemoryError: |(?:torch\.AcceleratorError|RuntimeError): " + _DEVICES
+    Message("out_of_memory", rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "prefill"),
+    Message("out_of_memory", rb"(?:RuntimeError: )?Decode out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "decode"),
+    Message("out_of_memory", rb"ValueError: Failed to retract any request\. No space left", "0.4.0", "decode"),
+    Message("out_of_memory", rb"ValueError: Out of memory even after retracting all other requests", "0.5.3", "decode"),
+    Message("out_of_memory", rb"ValueError: Loaded weights leave no GPU memory for the KV cache\b", "0.5.20", "startup"),
+    Message("out_of_memory", _ALLOCATED + rb"Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static", "0.3.0", "startup"),
+    Message("out_of_memory", rb"(?:\w+: )?Capture (?:[\w -]{0,40})?" + _GPU + rb" graph failed: (?=.{0,1000}(?i:out of memory))", "0.3.0", "graph_capture"),
+    Message("out_of_memory", rb"(?:torch\.(?:cuda\.)?)?OutOfMemoryError: |(?:torch\.AcceleratorError|RuntimeError): " + _DEVICES
         + rb" (?:error: )?out of memory", "0.3.0"),
     # Prompts: validate_input_length, srt/managers/utils.py; _validate_one_request, tokenizer_manager.py.
-    Row("too_long", rb"Input length \(" + _TOKENS + rb" tokens\) exceeds the maximum allowed length \(" + _MOST + rb" tokens\)\.", "0.4.3"),
-    Row("too_long", rb"Request length is longer than the KV cache pool size or the max context length\. Truncated\. len\(req\.origin_input_ids\)="
+    Message("too_long", rb"Input length \(" + _TOKENS + rb" tokens\) exceeds the maximum allowed length \(" + _MOST + rb" tokens\)\.", "0.4.3"),
+    Message("too_long", rb"Request length is longer than the KV cache pool size or the max context length\. Truncated\. len\(req\.origin_input_ids\)="
         + _TOKENS + rb", (?:self\.)?max_req_input_len=" + _MOST + rb"\.", "0.3.6"),
-    Row("too_long", rb"(?:\[http_server\] Error: )?The input \(" + _TOKENS + rb" tokens\) is longer than the model's context length \(" + _MOST
+    Message("too_long", rb"(?:\[http_server\] Error: )?The input \(" + _TOKENS + rb" tokens\) is longer than the model's context length \(" + _MOST
         + rb" tokens\)\.(?: Truncating the input\.)?$", "0.4.6"),
-    Row("too_long", rb"\[http_server\] Error: Requested token count exceeds the model's maximum context length of " + _MOST
+    Message("too_long", rb"\[http_server\] Error: Requested token count exceeds the model's maximum context length of " + _MOST
         + rb" tokens\. You requested a total of " + _TOKENS + rb" tokens: [\w ,.]{0,200}limit\.$", "0.4.9"),
     # Req.set_finish_with_abort, srt/managers/schedule_batch.py; srt/constrained/grammar_manager.py.
-    Row("refused", rb"Grammar-based generation \([\w, ]{1,80}\) is not supported when the server is launched with --grammar-backend none" + _RID,
+    Message("refused", rb"Grammar-based generation \([\w, ]{1,80}\) is not supported when the server is launched with --grammar-backend none" + _RID,
         "0.5.7", "", {"grammar": 1}),
-    Row("refused", rb"(?!Aborted by AbortReq)[A-Z][^\n]{8,2000}?" + _RID, "0.4.3"),
+    Message("refused", rb"(?!Aborted by AbortReq)[A-Z][^\n]{8,2000}?" + _RID, "0.4.3"),
     # The pair of a disaggregated server: srt/disaggregation/{decode,prefill}.py, */conn.py, common/staging_handler.py. The first is of one request.
-    Row("transfer", rb"(?:Decode|Prefill) (?:transfer|handshake|bootstrap) failed for request rank=", "0.4.9"),
-    Row("transfer", rb"Some requests (?:fail to receive KV Cache transfer done signal|timed out when bootstrapping)", "0.4.9"),
-    Row("transfer", rb"Could not fetch (?:prefill (?:parallel info|dp_size)|bootstrap info) f", "0.4.6"),
-    Row("transfer", rb"Prefill (?:instance )?[Ff]ailed to (?:connect|register) to bootstrap server", "0.4.6"),
-    Row("transfer", rb"\[S(?:taging|TAGING)\] [^\n]{1,200}failing (?:affected requests|the request)\.", "0.5.16"),
-    Row("transfer", rb"(?:Context corruption detected|KV checksum mismatch)\b", "0.5.9"),
-    Row("transfer", rb"(?:Failed to get prefill (?:parallel|server) info: |Error fetching prefill (?:parallel |server )?info from bootstrap: )", "0.4.6",
+    Message("transfer", rb"(?:Decode|Prefill) (?:transfer|handshake|bootstrap) failed for request rank=", "0.4.9"),
+    Message("transfer", rb"Some requests (?:fail to receive KV Cache transfer done signal|timed out when bootstrapping)", "0.4.9"),
+    Message("transfer", rb"Could not fetch (?:prefill (?:parallel info|dp_size)|bootstrap info) f", "0.4.6"),
+    Message("transfer", rb"Prefill (?:instance )?[Ff]ailed to (?:connect|register) to bootstrap server", "0.4.6"),
+    Message("transfer", rb"\[S(?:taging|TAGING)\] [^\n]{1,200}failing (?:affected requests|the request)\.", "0.5.16"),
+    Message("transfer", rb"(?:Context corruption detected|KV checksum mismatch)\b", "0.5.9"),
+    Message("transfer", rb"(?:Failed to get prefill (?:parallel|server) info: |Error fetching prefill (?:parallel |server )?info from bootstrap: )", "0.4.6",
         "", {"attempt": 1}),
-    Row("transfer", rb"(?:Losing|Lost) connection with prefill instance \(bootstrap_addr: [^)\n]{1,200}\), (?:affected )?\d", "0.4.9", "", {"attempt": 1}),
-    Row("transfer", rb"(?:Session \S{1,200} failed\.$|NIXL transport error for room |Mori (?:KV )?transfer submission failed )", "0.4.9", "", {"attempt": 1}),
+    Message("transfer", rb"(?:Losing|Lost) connection with prefill instance \(bootstrap_addr: [^)\n]{1,200}\), (?:affected )?\d", "0.4.9", "", {"attempt": 1}),
+    Message("transfer", rb"(?:Session \S{1,200} failed\.$|NIXL transport error for room |Mori (?:KV )?transfer submission failed )", "0.4.9", "",
+        {"attempt": 1}),
     # HiCache: jit_kernel/hicache.py, srt/mem_cache, srt/managers/cache_controller.py.
-    Row("hicache", rb"(?:Unsupported element_size = \d{1,9} for|Failed to load) (?:staged )?JIT HiCache kernel", "0.5.9", "kernel"),
-    Row("hicache", rb"write_back: (?:KV (?:cache on device are|subtree) dropped without backup|backup failed) (?:due to|under) host memory pressure",
+    Message("hicache", rb"(?:Unsupported element_size = \d{1,9} for|Failed to load) (?:staged )?JIT HiCache kernel", "0.5.9", "kernel"),
+    Message("hicache", rb"write_back: (?:KV (?:cache on device are|subtree) dropped without backup|backup failed) (?:due to|under) host memory pressure",
         "0.5.16", "host"),
-    Row("hicache", rb"(?:Not enough host memory for request |HiCache write backlog cap hit )", "0.5.9", "host"),
-    Row("hicache", rb"HiCache (?:buffer prefetch declined|staged prefetch dropped) ", "0.5.23", "host"),
-    Row("hicache", rb"(?:Write page to storage: \d{1,9} pages failed\.|Failed to write page \S{1,100} to storage\.)", "0.4.9", "storage"),
-    Row("hicache", rb"Prefetch operation \S{1,100} (?:failed to retrieve page |failed or partially failed)", "0.4.9", "storage"),
-    Row("hicache", rb"HiCache (?:backup failed after \d|(?:sidecar )?prefetch(?: transfer)? failed for request |storage query failed |L3 prefetch failed )",
+    Message("hicache", rb"(?:Not enough host memory for request |HiCache write backlog cap hit )", "0.5.9", "host"),
+    Message("hicache", rb"HiCache (?:buffer prefetch declined|staged prefetch dropped) ", "0.5.23", "host"),
+    Message("hicache", rb"(?:Write page to storage: \d{1,9} pages failed\.|Failed to write page \S{1,100} to storage\.)", "0.4.9", "storage"),
+    Message("hicache", rb"Prefetch operation \S{1,100} (?:failed to retrieve page |failed or partially failed)", "0.4.9", "storage"),
+    Message("hicache", rb"HiCache (?:backup failed after \d|(?:sidecar )?prefetch(?: transfer)? failed for request |storage query failed |L3 prefetch failed )",
         "0.5.16", "storage"),
-    Row("hicache", rb"(?:Failed to attach storage backend|Failed to create dynamic storage backend|Failed to fetch \S{1,200} from HiCacheFile storage)",
+    Message("hicache", rb"(?:Failed to attach storage backend|Failed to create dynamic storage backend|Failed to fetch \S{1,200} from HiCacheFile storage)",
         "0.5.2", "storage"),
-    Row("hicache", rb"(?:Failed to register buffer to (?:Mooncake Store|SiMM|Ascend MemCache Store)|HiCacheFile: [^\n]{1,300}(?:not caching|refusing) )",
+    Message("hicache", rb"(?:Failed to register buffer to (?:Mooncake Store|SiMM|Ascend MemCache Store)|HiCacheFile: [^\n]{1,300}(?:not caching|refusing) )",
         "0.5.2", "storage"),
-    Row("hicache", rb"(?:\[Rank \d{1,5}\](?:\[Pool \w{1,40}\])? HiCacheHF3FS (?:get|set) [^\n]{1,300} failed|SeaweedFS (?:get|set) \S{1,200} failed: )",
+    Message("hicache", rb"(?:\[Rank \d{1,5}\](?:\[Pool \w{1,40}\])? HiCacheHF3FS (?:get|set) [^\n]{1,300} failed|SeaweedFS (?:get|set) \S{1,200} failed: )",
         "0.5.2", "storage"),
-    Row("hicache", rb"TensorCast L3 unavailable: ", "0.5.23", "storage"),
-    Row("hicache", rb"E\d{4}(?:\d{4})? [\d:.]{8,20} +\d{1,9} (?:\w{0,20}client\w{0,20}|store_py)\.cpp:\d{1,6}\] (?=[A-Z])", "0.4.9", "storage",
+    Message("hicache", rb"TensorCast L3 unavailable: ", "0.5.23", "storage"),
+    Message("hicache", rb"E\d{4}(?:\d{4})? [\d:.]{8,20} +\d{1,9} (?:\w{0,20}client\w{0,20}|store_py)\.cpp:\d{1,6}\] (?=[A-Z])", "0.4.9", "storage",
         bare=True),  # the Mooncake Store's own words
     # What memory allows where --max-total-tokens asks for more: mem_cache/kv_cache_configurator.py, before model_runner.py. No pool is a failure.
-    Row("no_pool", rb"max_total_tokens=\d{1,15} is larger than the profiled value (?P<tokens>-\d{1,15}|0)\. Use the profiled value instead\.", "0.4.6"),
-    Row("known", rb"max_total_tokens=\d{1,15} is larger than the profiled value ", "0.4.6"),
+    Message("no_pool", rb"max_total_tokens=\d{1,15} is larger than the profiled value (?P<tokens>-\d{1,15}|0)\. Use the profiled value instead\.", "0.4.6"),
+    Message("known", rb"max_total_tokens=\d{1,15} is larger than the profiled value ", "0.4.6"),
     # uvicorn's lines, and others without a text of anybody.
-    Row("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on|Shutting down|Finished server)", "0.3.0"),
-    Row("known", rb"Endpoint '/\w{1,40}' is deprecated|Sleeping \d+ seconds before crash diagnostics", "0.5.7"),
+    Message("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on|Shutting down|Finished server)", "0.3.0"),
+    Message("known", rb"Endpoint '/\w{1,40}' is deprecated|Sleeping \d+ seconds before crash diagnostics", "0.5.7"),
     # Lines with text of a request or a model.
-    Row("request", rb"(?:Receive|Finish)(?: \w{1,20})?: obj=|in=[\w.<>]{0,60}(?:ReqInput|Req)\(", "0.3.0"),
-    Row("request", rb"\{[^\n]{0,200}\"event\": ?\"request\.", "0.5.12"),
-    Row("request", rb"Received output for rid=|Req Time Stats\(|Req\(rid=", "0.4.3"),
-    Row("request", rb"Model attempted to call undefined function:|Tool '|Parsed value '|Failed to parse JSON|Error in detect_and_parse:", "0.4.6"),
+    Message("request", rb"(?:Receive|Finish)(?: \w{1,20})?: obj=|in=[\w.<>]{0,60}(?:ReqInput|Req)\(", "0.3.0"),
+    Message("request", rb"\{[^\n]{0,200}\"event\": ?\"request\.", "0.5.12"),
+    Message("request", rb"Received output for rid=|Req Time Stats\(|Req\(rid=", "0.4.3"),
+    Message("request", rb"Model attempted to call undefined function:|Tool '|Parsed value '|Failed to parse JSON|Error in detect_and_parse:", "0.4.6"),
 )
 _FIGURES = {key: name for name, keys in (
     ("running", b"#running-req"), ("queued", b"#queue-req"),
@@ -715,14 +716,16 @@ _OTHER_FIGURES = frozenset(
     b"#optimistic-req,waiting-image-req,#waiting-image-req".split(b",")
 )  # fmt: skip
 _NEEDED = {"decode": {"running", "tokens"}, "prefill": {"sequences", "tokens"}, "retraction": {"requests"}}
-_PATTERNS = tuple((row, re.compile(row.pattern)) for row in ROWS)
+_PATTERNS = tuple((row, re.compile(row.pattern)) for row in MESSAGES)
 # Which of them a message is, in one look: the first group that matched. Their own groups are for the row's pattern alone.
-_ANY = re.compile(b"|".join(b"(" + re.sub(rb"(?<!\\)\((?!\?)|\(\?P<\w+>", b"(?:", row.pattern) + b")" for row in ROWS))
+_ANY = re.compile(
+    b"|".join(b"(" + re.sub(rb"(?<!\\)\((?!\?)|\(\?P<\w+>", b"(?:", row.pattern) + b")" for row in MESSAGES)
+)
 _RECOGNISED = frozenset(
     {"decode", "prefill", "retraction", "pool", "limits", "memory", "ready", "hang", "health", "end", "draining"}
 )
 _BARE = re.compile(
-    b"|".join(b"(?:" + row.pattern + b")" for row in ROWS if row.bare or row.word == _ABORT or row.kind == "words")
+    b"|".join(b"(?:" + row.pattern + b")" for row in MESSAGES if row.bare or row.word == _ABORT or row.kind == "words")
 )
 _WATCHED = {b"DetokenizerManager": "detokenizer", b"TokenizerManager": "tokenizer"}  # 0.5.7
 _OF_EACH_RANK = re.compile(
@@ -1220,7 +1223,7 @@ class Reader:
         self._add("advice", {"line": self.number}, advice.pattern, _words(text))
         return True
 
-    def _read_row(self, row: Row, match: re.Match[bytes]) -> str:
+    def _read_row(self, row: Message, match: re.Match[bytes]) -> str:
         text, kind = match.string, row.kind
         if kind in ("known", "limits") and not text.startswith(b"max_total_num_tokens="):
             self._says(text)
@@ -1245,7 +1248,7 @@ class Reader:
             return self._read_trouble(event, match)
         return "request" if kind == "refused" and not event.figures else kind  # an error may quote its request
 
-    def _read_batch(self, row: Row, match: re.Match[bytes]) -> str:
+    def _read_batch(self, row: Message, match: re.Match[bytes]) -> str:
         """Read a batch or retraction line by the names of its fields."""
         text = match.string[:_LONGEST_BATCH].rstrip()
         torn = _OTHER_LINE.search(text)
@@ -1516,7 +1519,7 @@ class Reader:
             traceback.counted = True
 
 
-def _row_of(text: bytes) -> tuple[Row, re.Match[bytes]] | None:
+def _row_of(text: bytes) -> tuple[Message, re.Match[bytes]] | None:
     """Return the row of a message, and what it matches."""
     found = _ANY.match(text)
     row, pattern = _PATTERNS[(found.lastindex or 0) - 1 if found is not None else 0]

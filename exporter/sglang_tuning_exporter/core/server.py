@@ -15,7 +15,7 @@ from math import ceil, inf
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from sglang_tuning_exporter.config import profiles
-from sglang_tuning_exporter.core.events import CAUSE, ENDINGS, Event, Rank, says_why
+from sglang_tuning_exporter.core.events import CAUSE, COUNTED_KINDS, ENDINGS, Event, Rank, says_why
 from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL, Facts
 from sglang_tuning_exporter.core.sums import (
     IDLE,
@@ -1388,11 +1388,9 @@ class Server:
                     self.hung(Hang(now - seconds, seconds, 0.0, 0.0), now)
             case "transfer":
                 self._take_transfer(event, now)
-            case "hicache" if not self.is_repeated(event, now):
-                self.hicache = event
-                self.count("hicache", now, event)
-            case "no_pool" if not self.is_repeated(event, now):
-                self.count("no_pool", now, event)
+            case kind if kind in COUNTED_KINDS and not self.is_repeated(event, now):
+                self.count(kind, now, event)
+                self.hicache = event if kind == "hicache" else self.hicache
                 self.facts.take(event)
             case "rejected":
                 self.count("rejected_requests", now, event)

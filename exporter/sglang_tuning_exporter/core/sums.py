@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
-from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.core.events import COUNTED_KINDS, OUT_OF_MEMORY_PHASES
 
 IDLE, UNKNOWN = "idle", "unknown"
 SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
@@ -89,7 +89,6 @@ SUMS: tuple[Sum, ...] = (
     Sum("out_of_memory.", "failures", "the log", "event", OUT_OF_MEMORY_PHASES),
     Sum("held_elsewhere_gb", "GB", "the log: what other processes held at a failure", "most"),
     Sum("failed_batch", "requests", "those that ran at a failure for want of memory", "most"),
-    Sum("no_pool", "starts", "the log: no memory for a KV cache", "event"),
     Sum("server_starts", "starts", "the log, else the page", "event"),
     Sum("ends", "ends", "the log: those that nobody asked for", "event"),
     Sum("watchdogs", "events", "the log", "event"),
@@ -105,7 +104,7 @@ SUMS: tuple[Sum, ...] = (
     Sum("too_long_tokens", "tokens", "the log: of these prompts"),
     Sum("beyond_context", "requests", "the log: prompts longer than the context", "event"),
     Sum("beyond_context_tokens", "tokens", "the log: of these prompts"),
-    Sum("hicache", "lines", "the log: what the host's cache could not do", "event"),
+    *(Sum(kind, "events", "the log: lines of this kind", "event") for kind in COUNTED_KINDS),
     Sum("unreadable", "lines", "the log: of a known kind, with words of no known release"),
     # The page counts these of the whole server
     Sum("aborted_requests", "requests", "the page"),

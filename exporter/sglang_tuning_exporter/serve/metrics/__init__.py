@@ -66,7 +66,7 @@ def reference_sections() -> dict[str, list[Family]]:
 LINE_KINDS = tuple(
     sorted(
         {
-            *(row.kind for row in lines.ROWS),
+            *(row.kind for row in lines.MESSAGES),
             "access",
             "advice",
             "cut",
