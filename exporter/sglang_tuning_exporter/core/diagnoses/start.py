@@ -65,6 +65,16 @@ def _slowed_at_once(view: View) -> float | None:
     return None if not view.facts.arguments or view.facts.is_cpu else float(len(costly_settings(view)))
 
 
+def _proven_in_words(view: View) -> str:
+    """Name the flag that figures prove to keep requests waiting; empty where several do, or none for most of the time."""
+    changes = list(proven_beside(view))
+    if len(changes) != 1 or not waits_often(view):
+        return ""
+    flag, value = view.facts.flag(changes[0].arg), (view.facts.typed_arguments or {}).get(changes[0].arg)
+    typed = flag if isinstance(value, bool) else f"{flag} {value}"
+    return f"Requests wait because of {typed}."
+
+
 def _fits_one_gpu(view: View) -> float | None:
     """GB of the weights of the whole model, where tensor parallelism alone splits them and the load would fit as well."""
     facts, weights, usage = view.facts, view.facts.weights_gb, view.mean("usage")
@@ -181,6 +191,7 @@ def _guide_settings(view: View, _: Beside) -> list[Change]:
 
 FLAGS_AWAY_FROM_DEFAULTS = chance(
     id="flags_away_from_defaults",
+    headline=_proven_in_words,
     of_flags=True,
     limits=lambda view: waits_often(view) and bool(proven(view)),  # figures show that they are the cause
     when=fact(

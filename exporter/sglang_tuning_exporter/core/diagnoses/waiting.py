@@ -25,6 +25,7 @@ from sglang_tuning_exporter.core.diagnoses.life import SCHEDULER_STUCK
 from sglang_tuning_exporter.core.diagnoses.native import Native, by_server, series, total
 from sglang_tuning_exporter.core.diagnoses.prefill import PREFILL_BOUND
 from sglang_tuning_exporter.core.diagnoses.retraction import RETRACTING_TOO_OFTEN
+from sglang_tuning_exporter.core.diagnoses.start import FLAGS_AWAY_FROM_DEFAULTS
 from sglang_tuning_exporter.core.diagnoses.steps import FEWER, fewer_requests, say, two_digits
 from sglang_tuning_exporter.core.findings import STATE_WORDS, Change
 from sglang_tuning_exporter.core.sums import STATES
@@ -38,9 +39,19 @@ def _unexplained(view: View) -> float | None:
     healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
     waited = 1.0 - (view.share("queue", *healthy) or 0.0)
     if view.profile.queue_lower is not None:  # the guide's range is about a full cache
-        early = view.totals["early"] / (view.known["admission"] or inf)  # the reason of these is not known yet
-        waited = max(waited, (view.share("admission", "held_back", "unknown") or 0.0) - early)
+        waited = max(waited, _without_reason(view))
     return waited
+
+
+def _without_reason(view: View) -> float:
+    """Return the share of the time in which SGLang held requests back, or did so for a reason that is not known.
+
+    Seconds whose reason is not known yet, because too few requests have ended, do not count.
+    """
+    unknown = view.totals["admission/unknown"]
+    seconds = view.known["admission"] + unknown
+    waited = view.totals["admission/held_back"] + unknown - view.totals["early"]
+    return max(waited, 0.0) / seconds if seconds else 0.0
 
 
 def _shares(view: View) -> str:
@@ -177,6 +188,7 @@ UNEXPLAINED = limit(
         SCHEDULER_STUCK,
         CLIENT_TOO_SLOW,
         Group.OUT_OF_MEMORY,
+        FLAGS_AWAY_FROM_DEFAULTS,
     ),
     groups=frozenset({Group.QUEUES}),
     supporting=waiting_figures,
