@@ -18,6 +18,7 @@ from sglang_tuning_exporter.core.diagnoses import (
     ALL,
     EXPORTER,
     Diagnosis,
+    Group,
     better_explained_by,
     causes_of,
     held_back_by,
@@ -186,7 +187,8 @@ def summary(row: Diagnosis) -> str:
 
 def past(row: Diagnosis) -> str:
     """Return what had happened, without a time or a figure: of an alert that is over."""
-    return fill(row.over(), figures(profiles.DEFAULT))
+    again = " The server answers again." if row.death == "crash" or Group.FAILURE in row.groups else ""
+    return fill(row.over(), figures(profiles.DEFAULT)) + again
 
 
 def when(row: Diagnosis, profile: profiles.Profile) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 from sglang_tuning_exporter.config.profiles import DEFAULT
 from sglang_tuning_exporter.core.diagnoses.base import (
