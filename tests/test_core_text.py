@@ -179,5 +179,11 @@ def test_a_figure_whose_row_holds_and_is_muted_or_explained_by_another_is_not_ju
     assert mark(judged(checks={LONG: OFTEN}), QUEUE) == ("", "")
 
 
+def test_a_figure_is_not_judged_while_it_is_mostly_between_good_and_bad() -> None:
+    short = judged(checks={LONG: SELDOM}, shares={"queue": {"below_range": 0.8, "above_range": 0.2}})
+    assert mark(short, QUEUE, between="queue/below_range") == ("", "")
+    assert mark(short, QUEUE, between="queue/in_range") == ("good", "")
+
+
 def test_a_figure_that_was_bad_before_is_not_bad_now() -> None:
     assert mark(judged(finding(LONG, evidence=(OFTEN,), over=True), checks={LONG: SELDOM}), QUEUE) == ("good", "")

@@ -295,19 +295,29 @@ def checks(judged: Judgement) -> tuple[dict[str, str], dict[str, tuple[str, ...]
     return passed, missing
 
 
-def mark(judged: Judgement, about: frozenset[str]) -> tuple[str, str]:
+def mark(judged: Judgement, about: frozenset[str], between: str = "") -> tuple[str, str]:
     """Return whether a shown figure is good, bad or not judged (empty), and for how much of the time it was bad.
 
-    The diagnoses that judge the figure are those that measure one of the sums in `about`, or have one of the thresholds in it as their
-    limit. One that holds and is no finding is muted, or another explains it better: then the figure is not judged.
+    The diagnoses that judge the figure are those that measure one of the sums in `about`, or have one of the thresholds
+    in it as their limit. The figure is not judged where one of them holds and is no finding: it is muted, or another
+    diagnosis explains it better. Nor is it judged while the state `between` is the most frequent one: no diagnosis
+    calls that state good or bad.
     """
     names = {each.id for each in ALL if not about.isdisjoint(_basis(each))}
     bad = next((finding for finding in judged.findings if finding.diagnosis in names and not finding.over), None)
     if bad is not None:
-        shares = [figure for figure in bad.evidence[:1] if figure.unit == "share"]  # the one that decided
-        return "bad", f"{shares[0].value_words} of the time" if shares else ""
+        shares_of_time = [figure for figure in bad.evidence[:1] if figure.unit == "share"]  # the figure that decided
+        return "bad", f"{shares_of_time[0].value_words} of the time" if shares_of_time else ""
     measured = [figure for name in names if (figure := judged.checks.get(name)) is not None]
-    return "good" if measured and not any(figure.holds for figure in measured) else "", ""
+    is_good = bool(measured) and not any(figure.holds for figure in measured) and not _is_mostly(judged, between)
+    return "good" if is_good else "", ""
+
+
+def _is_mostly(judged: Judgement, state: str) -> bool:
+    """Return whether a state, such as `queue/empty`, is the most frequent one of its signal."""
+    signal, _, name = state.partition("/")
+    states = judged.shares.get(signal, {})
+    return bool(states) and max(states, key=states.__getitem__) == name
 
 
 def _basis(diagnosis: Diagnosis) -> set[str]:

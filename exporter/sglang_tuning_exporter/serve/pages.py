@@ -1,5 +1,6 @@
-"""What people and their programs read of one server: what limits it now, as a page that needs no Prometheus, no script and no asset from
-elsewhere, and as JSON (`/api/v1/findings`); and the runbooks.
+"""The exporter's pages: what limits the server now, as HTML and as JSON (`/api/v1/findings`), and the runbooks.
+
+The HTML needs no Prometheus, no script and no file from elsewhere.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from sglang_tuning_exporter.sglang import flags
 
 REFRESH_SECONDS = 10
 NOT_REPORTED = "not reported"
-MOST_SECONDS, LEAST_SECONDS = 3600.0, 120.0  # that the pictures show
-GAP_SECONDS = 120.0  # without a sum: the exporter did not run, and the line breaks
-NOW_SECONDS = 10.0  # in which a state is a present one
+MOST_SECONDS, LEAST_SECONDS = 3600.0, 120.0  # the time that a picture shows
+GAP_SECONDS = 120.0  # a longer time without a sum means that the exporter did not run: the line breaks there
+NOW_SECONDS = 10.0  # a state of this time is a present one
 _LEVEL_HINT = "no batch line yet (SGLang prints them at --log-level info)"
-# What a verdict without a finding rests on.
+# The evidence for a verdict that has no finding.
 _REMARKS = {
     judge.HEALTHY: "Seen over {seconds} under load in the last {minutes:.0f} minutes.",
     judge.IDLE: "Its limits show under load.",
     judge.STARTING: "It answers when the model is loaded.",
     judge.STOPPED: "Nothing was found wrong before. It is not called down until it starts again.",
-    judge.NOT_ENOUGH: "A verdict needs {least:.0f} s under load and {fewest} batch lines, or scrapes that show new figures;"
-    " there are {served:.0f} s and {seen:.0f} in the last {minutes:.0f} minutes.",
+    judge.NOT_ENOUGH: "A verdict needs {least:.0f} s under load and {fewest} batch lines, or scrapes that show new"
+    " figures; there are {served:.0f} s and {seen:.0f} in the last {minutes:.0f} minutes.",
 }
 
 
@@ -62,7 +63,7 @@ _RETRACTIONS, _RESERVE = frozenset({"retraction_events"}), frozenset({"reserve_l
 
 
 def render(sidecar: Sidecar, *, still: bool = False, whole: bool = False) -> str:
-    """Return the page as HTML. The browser reloads it unless it is `still` or shows the `whole` of the arguments."""
+    """Return the page as HTML. The browser reloads it, unless it is `still` or shows all arguments (`whole`)."""
     with sidecar.view() as now:
         judged = sidecar.judged(now)
         shown = live(sidecar, judged, now)
@@ -77,7 +78,7 @@ def render(sidecar: Sidecar, *, still: bool = False, whole: bool = False) -> str
 
 
 def as_json(sidecar: Sidecar, *, whole: bool = False) -> bytes:
-    """Return the findings in the report's schema (docs/report.schema.json), `null` where a value is not known."""
+    """Return the findings as JSON in the report's schema (docs/report.schema.json); an unknown value is `null`."""
     with sidecar.view() as now:
         judged = sidecar.judged(now)
     found = document(judged)
@@ -86,7 +87,7 @@ def as_json(sidecar: Sidecar, *, whole: bool = False) -> bytes:
 
 
 def live(sidecar: Sidecar, judged: findings.Judgement, now: float) -> dict[str, Any]:
-    """Return what the page shows of the present beside what a report would have. Of a server that is away no figure is of now."""
+    """Return the parts of the page that only a running server has. Of a server that is away no figure is shown."""
     watch = sidecar.watch
     view = watch.measured.view if watch.measured is not None else watch.view(now)
     away = bool(view.down) or view.stopped or view.starting or bool(watch.server.ended)
@@ -102,12 +103,12 @@ def live(sidecar: Sidecar, judged: findings.Judgement, now: float) -> dict[str, 
         "ranks": [] if away else ranks(watch),
         "sources": [*sources(sidecar)],
         "passed": {} if away else passed,
-        "not_judged": not_judged,  # by what it needs
+        "not_judged": not_judged,  # by the source that is missing
     }
 
 
 def remark(verdict: str, view: View) -> str:
-    """Return what a verdict without a finding rests on."""
+    """Return the evidence for a verdict that has no finding, in words."""
     profile = view.profile
     return _REMARKS.get(verdict, "").format(
         served=view.served,
@@ -120,29 +121,32 @@ def remark(verdict: str, view: View) -> str:
 
 
 def sources(sidecar: Sidecar) -> Iterator[tuple[str, str, str, str]]:
-    """Give the metrics and each log: name, health, what is wrong, and a first line that nobody can read."""
-    config, watch = sidecar.config, sidecar.watch
-    name = config.metrics_url or "metrics"
-    if config.sglang_url is None:
-        yield name, "not configured (--sglang-url)", "", ""
-    elif watch.failure is not None:
-        yield name, "", watch.failure.message, ""
-    elif watch.is_up is None:
-        yield name, "not scraped yet", "", ""
-    else:
-        yield name, f"scraped in {1000 * (sidecar.scrape_seconds or 0):.0f} ms", "", ""
+    """Give the metrics and each log: its name, its health, its trouble, and the first line that cannot be read."""
+    yield _metrics_source(sidecar)
     if sidecar.log is None:
         yield "log", "not configured (--log-file)", "", ""
         return
-    has_batches = any(each.logged_at > -inf for each in watch.server.schedulers.values())
+    has_batches = any(rank.logged_at > -inf for rank in sidecar.watch.server.schedulers.values())
+    following = "following" if has_batches else f"following; {_LEVEL_HINT}"
     for file in sidecar.log.files:
         troubles = [
             "" if file.up else file.words,
             f"{file.lost} of its rotated files gone unread" if file.lost else "",
             "no line can be read: SGLang's words are in an unknown format" if file.unread else "",
         ]
-        health = "" if not file.up else "following" if has_batches else f"following; {_LEVEL_HINT}"
-        yield file.path, health, "; ".join(filter(None, troubles)), file.unread
+        yield file.path, following if file.up else "", "; ".join(filter(None, troubles)), file.unread
+
+
+def _metrics_source(sidecar: Sidecar) -> tuple[str, str, str, str]:
+    config, watch = sidecar.config, sidecar.watch
+    health, trouble = f"scraped in {1000 * (sidecar.scrape_seconds or 0):.0f} ms", ""
+    if config.sglang_url is None:
+        health = "not configured (--sglang-url)"
+    elif watch.failure is not None:
+        health, trouble = "", watch.failure.message
+    elif watch.is_up is None:
+        health = "not scraped yet"
+    return config.metrics_url or "metrics", health, trouble, ""
 
 
 def count(figure: float | None) -> str:
@@ -161,7 +165,7 @@ def percent(share: float) -> str:
 
 
 def ranks(watch: Watch) -> list[tuple[str, ...]]:
-    """Return each data-parallel rank's name, queue, running requests, limit and token usage; empty where there is one scheduler."""
+    """Return name, queue, running requests, limit and token usage of each DP rank; none for a single scheduler."""
     server = watch.server
     if len(server.schedulers) < 2:
         return []
@@ -177,7 +181,7 @@ def ranks(watch: Watch) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _Figures:
-    """The guide's figures as they are now, each with its last hour, shaded while an alert fires."""
+    """The tiles of the page: each of the guide's figures now and over the last hour, shaded while an alert fires."""
 
     watch: Watch
     view: View
@@ -185,7 +189,7 @@ class _Figures:
     now: float
 
     def tiles(self) -> list[pages.Tile]:
-        """Return the figures in reading order."""
+        """Return the tiles in reading order."""
         given_up = self.view.given_up_share
         return [
             self._queue(), self._usage(), self._running(), self._throughput(), self._coverage(), self._retractions(),
@@ -206,18 +210,18 @@ class _Figures:
         return pages.Chart(begin, now, shades=((since, now, worst, ""),) if firing else ())
 
     def _past(self, of: Callable[[sums.Totals], float | None]) -> list[pages.Value]:
-        """Return a figure over time; not known where the exporter did not run."""
-        found: list[pages.Value] = []
+        """Return a figure over time; it is None where the exporter did not run."""
+        values: list[pages.Value] = []
         last = inf
         for begin, totals in self._sums:
             if begin - last > GAP_SECONDS:
-                found.append((last + servers.BUCKET_SECONDS, None))
-            found.append((begin + servers.BUCKET_SECONDS / 2, of(totals)))
+                values.append((last + servers.BUCKET_SECONDS, None))
+            values.append((begin + servers.BUCKET_SECONDS / 2, of(totals)))
             last = begin
-        return found
+        return values
 
     def _of_all(self, figure: str) -> list[pages.Value]:
-        """Return a figure of all schedulers together; an idle server has none running or waiting."""
+        """Return a figure of all schedulers together over time; on an idle server it is 0."""
 
         def of(totals: sums.Totals) -> float | None:
             mean = totals.mean(figure)
@@ -230,7 +234,7 @@ class _Figures:
     def _drawn(
         self, tile: pages.Tile, values: list[pages.Value], words: Callable[[float], str] = count, **bounds: Any
     ) -> pages.Tile:
-        """Return the tile with the picture of its past, where anything is known of it."""
+        """Return the tile with a picture of its past, if any value of the past is known."""
         known = [(at, value) for at, value in values if value is not None and isfinite(value)]
         if not known:
             return tile
@@ -242,23 +246,25 @@ class _Figures:
         return f"last {findings.duration(max(self.now - first + servers.BUCKET_SECONDS / 2, 1.0))}"
 
     def _states(self, signal: str) -> set[str]:
-        """Return the present states."""
+        """Return the states in which a signal is now."""
         recent = self.watch.server.window(NOW_SECONDS).under(signal)
         return {state for state, seconds in recent.items() if seconds > 0}
 
     def _now(self, figure: str) -> float | None:
-        """Return a present figure; an idle server has none running or waiting."""
+        """Return a present figure of all schedulers; on an idle server it is 0."""
         return 0.0 if self._states("queue") == {"idle"} else self.judged.last[figure]
 
-    def _tile(self, name: str, value: str, healthy: str, about: frozenset[str], note: str = "") -> pages.Tile:
+    def _tile(self, name: str, value: str, healthy: str, about: frozenset[str]) -> pages.Tile:
         """Return a tile that is good or bad as the judgement has it, by the diagnoses `about` its figure."""
         tone, share = words.mark(self.judged, about)
-        return pages.Tile(name, value, healthy, tone, note, share)
+        return pages.Tile(name, value, healthy, tone, share=share)
 
     def _queue(self) -> pages.Tile:
         profile, queued = self.view.profile, self._now("queued_requests")
         note = f"~{self.view.wait:.0f} s wait" if queued and self.view.wait else ""
-        tile = self._tile("Queued requests", count(queued), profile.healthy["queue"], _QUEUE, note)
+        # For a queue that is shorter than its range no diagnosis stands: only an empty one shows that clients are slow.
+        tone, share = words.mark(self.judged, _QUEUE, between="queue/below_range")
+        tile = pages.Tile("Queued requests", count(queued), profile.healthy["queue"], tone, note, share)
         # Where the wait is judged, the queue has no healthy length.
         band = (profile.queue_lower, profile.queue_upper) if profile.queue_wait_seconds is None else (None, None)
         return self._drawn(tile, self._of_all("queued"), band=band)
@@ -277,8 +283,8 @@ class _Figures:
         return self._drawn(pages.Tile("Running requests", count(running), near, note=note), self._of_all("running"))
 
     def _throughput(self) -> pages.Tile:
-        each = [rank.throughput for rank in self.watch.server.schedulers.values() if rank.throughput is not None]
-        now = sum(each) if each else None
+        speeds = [rank.throughput for rank in self.watch.server.schedulers.values() if rank.throughput is not None]
+        now = sum(speeds) if speeds else None
         if self._states("queue") == {"idle"} or self.view.stuck is not None:
             now = 0.0
         return self._drawn(pages.Tile("Generated tokens/s", count(now)), self._of_all("throughput"))
@@ -316,8 +322,8 @@ class _Figures:
         return self._tile(name, f"{reserve:.1f} GB", healthy, _RESERVE)
 
 
-# Runbooks, so that the link in a notification works without the internet. Only names of the table's alerts are served; no part of a request
-# reaches a file.
+# Runbooks, so that the link in a notification works without the internet. Only runbooks of known alerts are served, and
+# no part of a request reaches a file.
 
 _PLACEHOLDER = re.compile(r"\b(EXPORTER|SGLANG|LOG)\b")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
@@ -325,9 +331,10 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 def render_runbook(sidecar: Sidecar, alert: str, host: str) -> str | None:
-    """Return the runbook of an alert or a diagnosis as HTML, with its commands filled in for this server; None for an unknown name.
+    """Return the runbook of an alert or a diagnosis as HTML, or None for an unknown name.
 
-    `host` is the address of the request: what Prometheus calls `instance`.
+    Its commands have the addresses and the log of this server. `host` is the address of the request, which Prometheus
+    calls `instance`.
     """
     row = runbooks.BY_ALERT.get(alert) or next((each for each in runbooks.ALERTS if each.id == alert), None)
     if row is None:
@@ -343,7 +350,7 @@ def render_runbook(sidecar: Sidecar, alert: str, host: str) -> str | None:
         tone=findings.TONES[row.severity],
         sections=runbooks.SECTIONS,
         present=present,
-        # known not to hold; some diagnoses need Prometheus
+        # It was measured and does not hold. Other diagnoses only Prometheus can see.
         absent=present is None and figure is not None and not figure.holds,
     )
 
@@ -373,7 +380,7 @@ def _parsed(text: str) -> tuple[Token, ...]:
 
 
 def _as_page(text: str, known: Mapping[str, str], **shown: object) -> str:
-    """Return Markdown as a page: its title, its first paragraph, what is `shown` of the server, and the rest."""
+    """Return Markdown as a page: title, first paragraph, the part that is `shown` of the server, and the rest."""
     tokens = [_shown(token, known) for token in _parsed(text)]
     for heading, title in pairwise(tokens):
         if heading.type == "heading_open" and title.content in runbooks.SECTIONS:
@@ -399,7 +406,7 @@ def _shown(token: Token, known: Mapping[str, str]) -> Token:
 # Routes
 
 _Endpoint = TypeVar("_Endpoint", bound="Callable[..., Any]")
-# Declared here: a parameter of the function would add a 422 response that cannot happen.
+# The parameter is declared here: as a parameter of the function it would add a 422 response that cannot happen.
 _ALERT = {"parameters": [{"name": "alert", "in": "path", "required": True, "schema": {"type": "string"}}]}
 _FULL: dict[int | str, dict[str, Any]] = {503: {"description": "Too many wait already"}}
 _ABSENT = {404: {"description": "No such alert", "content": {"application/json": {}}}}
@@ -432,7 +439,7 @@ def make_pages(sidecar: Sidecar, lane: Lane) -> FastAPI:
 
     @get("/runbooks", status_code=307, response_class=RedirectResponse)
     async def folder() -> Response:
-        return RedirectResponse("runbooks/")  # the links there are relative to it
+        return RedirectResponse("runbooks/")  # the links of the list are relative to this path
 
     @get("/runbooks/", response_class=HTMLResponse)
     async def index(request: Request) -> Response:
