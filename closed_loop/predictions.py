@@ -1,8 +1,9 @@
 """What `plan` predicts from the log of a quiet time, beside what the server then does.
 
-One server without a running limit: one to four clients ask it, `plan` reads its log, then the same requests come from more clients, phase
-after phase. Clients measure each phase's tokens a second; errors are per second of the scheduler's CPU, because other programs slow the
-quiet time and the phases differently. `plan` leaves prefill out, so its figures are above the measured ones by what prefill takes.
+One server without a running limit: one to four clients ask it, `plan` reads its log, then the same requests come from
+more clients, phase after phase. Clients measure each phase's tokens a second; errors are per second of the scheduler's
+CPU, because other programs slow the quiet time and the phases differently. `plan` leaves prefill out, so its figures
+are above the measured ones by the time that prefill takes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from closed_loop.side import WARM_SECONDS, measure
 
 LULL = (1, 2, 4, 1, 3)  # clients at once in the quiet time, one after the other, twice
 QUIET_SECONDS, PHASE_SECONDS = 120.0, 30.0
-# Decode steps between two lines: of the usual 40 hardly any two have no prefill between them, as the requests are short.
+# A line every 10 decode steps: of lines every 40, the usual distance, hardly two follow each other without a prefill.
 ARGUMENTS = "--max-total-tokens 65536 --decode-log-interval 10"
 CLIENTS = (4, 8, 16, 32)
 MIXES: dict[str, load.Load] = {

@@ -160,7 +160,7 @@ def test_a_log_without_enough_steps_says_why(events: list[Event], why: str) -> N
     [
         ("healthy-batch", "hardly varied"),
         ("v0.5.9-retract", "larger batches were not slower"),
-        ("ignore-eos-small-pool", "explains 26 % of the differences"),
+        ("ignore-eos-small-pool", "explains 26 % of how the steps differ"),
         ("gpu-small-fraction", "a step without requests would take -41.14 ms"),
     ],
 )

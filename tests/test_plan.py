@@ -61,15 +61,15 @@ def test_a_speculative_step_gives_each_request_several_tokens_at_once() -> None:
 
 
 def log_of(path: Path, *, batches: tuple[int, ...] = (2, 4, 6, 8)) -> Path:
-    """A log of ten minutes whose batch changes every six seconds, at 4 ms and 0.5 ms a request; the lines are 0.5.23's."""
+    """A log of ten minutes, as 0.5.23 prints it: a new batch every six seconds, at 4 ms + 0.5 ms a request."""
     lines = ["[2026-11-20 10:00:00] max_total_num_tokens=16384, max_running_requests=64"]
     for second in range(600):
         batch = batches[second // 6 % len(batches)]
         at = f"[2026-11-20 10:{second // 60:02}:{second % 60:02}]"
         speed = batch / (0.004 + 0.0005 * batch)
         lines.append(
-            f"{at} Decode batch, #running-req: {batch}, #token: {400 * batch}, token usage: {400 * batch / 16384:.2f}, cuda graph: True,"
-            f" gen throughput (token/s): {speed:.2f}, #queue-req: 0"
+            f"{at} Decode batch, #running-req: {batch}, #token: {400 * batch}, token usage: {400 * batch / 16384:.2f},"
+            f" cuda graph: True, gen throughput (token/s): {speed:.2f}, #queue-req: 0"
         )
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -38,14 +38,17 @@ NIGHTS: dict[str, tuple[str, Callable[[], bytes], set[str]]] = {
         },
     ),
 }
-# Beside a running server a failure is still shown after the next start, and nothing of one that was stopped; a report judges each
-# start by itself.
+# Beside a running server a failure is still shown after the next start, and nothing of one that was stopped; a report
+# judges each start by itself.
 SEVERAL_STARTS = {"failing"}
 
 
 @dataclass(frozen=True)
 class Night:
-    """The alerts of one log, by `report` and by the exporter: name and unix seconds; an alert that fires at the end of the log has no end."""
+    """The alerts of one log, by `report` and by the exporter: name, begin and end in unix seconds.
+
+    The end of an alert that fires when the log ends is infinite.
+    """
 
     reported: list[tuple[str, float, float]]
     watched: list[tuple[str, float, float]]
@@ -66,7 +69,7 @@ def _unix(time: str) -> float:
 
 
 def watched(log: Path, profile: str) -> list[tuple[str, float, float]]:
-    """The alerts of the exporter that reads the log alone, as it is printed; one ends at the first scrape without it."""
+    """The alerts of an exporter that reads the log alone; an alert ends at the first scrape without it."""
     logs, firing = Logs([str(log)]), defaultdict[str, list[float]](list)
     assert logs.first is not None
     at, watch = logs.first, Watch(adapted(profile), logs.first, reads=True, scrapes=False)

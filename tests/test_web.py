@@ -1,4 +1,7 @@
-"""The exporter's HTML pages, its findings as JSON and its HTTP behaviour: text from outside is escaped, and every endpoint is read-only."""
+"""The exporter's HTML pages, its findings as JSON and its HTTP behaviour.
+
+Text from outside is escaped, and every endpoint is read-only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Today's public surface, asked from outside: a thing that is gone or new is wrong unless `changes` has the sentence that orders it."""
+"""Today's public surface, asked from outside.
+
+A thing that is gone or new is wrong, unless `changes` has the sentence that orders it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def _rows(text: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def generated() -> dict[str, Any]:
-    """Return what `generate` writes: files, rows of the reference, alerts, recording rules, dashboards with their variables."""
+    """Return the files that `generate` writes, rows of the reference, alerts, recording rules and boards."""
     with tempfile.TemporaryDirectory() as folder:
         command(["generate", "--output", folder])
         files = {str(path.relative_to(folder)): path.read_text() for path in Path(folder).rglob("*") if path.is_file()}
@@ -90,7 +93,7 @@ def _keys(value: Any, path: str = "") -> Iterator[str]:
 
 
 def answers() -> dict[str, Any]:
-    """Return the keys of every JSON answer, and every series with the values of its labels, of servers of several kinds."""
+    """Return the keys of every JSON answer, and every series with its labels' values, of servers of several kinds."""
     found: dict[str, set[str]] = {"api": set()}
     for argv in ASKED["documents"]:
         found.setdefault(argv.split()[0], set()).update(_keys(json.loads(command(argv.format(root=ROOT).split())[1])))

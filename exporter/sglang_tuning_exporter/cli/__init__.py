@@ -1,4 +1,4 @@
-"""The command line. May import every room."""
+"""The command line, which may import every other room. Its one public name is `main`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BROKEN_PIPE_STATUS = 141
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit status. A user's mistake is one line on stderr and status 2."""
+    """Run one command; return its exit status. A user's mistake is one line on stderr and status 2."""
     try:  # around the imports too, so that Ctrl-C prints no traceback during the start
         return _run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
@@ -35,12 +35,12 @@ def _run(argv: list[str]) -> int:
     except UsageError as error:
         try:
             sys.stderr.write(f"{PROGRAM}: {clean(' '.join(str(error).split()))}\n")
-        except OSError:  # a full disk or a broken pipe sets the status too
+        except OSError:  # a full disk or a closed pipe changes nothing about the status
             pass
         return USAGE_STATUS
     except BrokenPipeError:
-        # Whoever read our output has enough of it. The signal itself stays ignored, as Python has it: it would end a
-        # server whose client hangs up.
+        # The reader of our output has left. SIGPIPE stays ignored, as Python has it: the signal would end a server when
+        # a client hangs up.
         return BROKEN_PIPE_STATUS
     finally:
         _discard_unwritten()
@@ -56,11 +56,14 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # returns the lowest free number
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - for as long as we run
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - until the end
 
 
 def _discard_unwritten() -> None:
-    """Discard output that a full disk or a broken pipe refuses: Python would try again at exit and replace the status by 120."""
+    """Discard output that a full disk or a closed pipe refuses.
+
+    Python would try again to write it at the end, and replace the exit status by 120.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,7 @@
-"""Every command: its flags, and what it runs. A function imports what it needs when it runs, so that `--help` is fast."""
+"""Every command of the command line: its flags, and the function that it runs.
+
+A function imports other rooms when it runs, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _COMMANDS: list[tuple[_Run, str, str | None, tuple[_Flag, ...]]] = []
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, with the nearest known word."""
+    """A parser whose errors are one line that names the nearest known word."""
 
     def error(self, message: str) -> NoReturn:
         mistyped = re.search(r"(?:unrecognized arguments: |invalid choice: ')([^\s'=]+)", message)
@@ -31,13 +34,15 @@ class _Parser(argparse.ArgumentParser):
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Return the parsers of a parser's commands by name."""
-    actions = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - argparse lists them nowhere else
+    kind = argparse._SubParsersAction  # noqa: SLF001 - argparse lists the commands nowhere else
+    actions = (action for action in parser._actions if isinstance(action, kind))  # noqa: SLF001 - the same
     return next((dict(action.choices) for action in actions), {})
 
 
 def known_words(parser: argparse.ArgumentParser) -> list[str]:
     """Return the flags and commands of a parser."""
-    flags = [flag for action in parser._actions for flag in action.option_strings]  # noqa: SLF001 - argparse lists them nowhere else
+    actions = parser._actions  # noqa: SLF001 - argparse lists the flags nowhere else
+    flags = [flag for action in actions for flag in action.option_strings]
     return [*flags, *commands_of(parser)]
 
 
@@ -62,14 +67,14 @@ def run(argv: Sequence[str]) -> int:
     arguments, unknown = parser.parse_known_args(argv)
     given = vars(arguments)
     command = given.pop("command")
-    if unknown:  # said by the command that they were given to
+    if unknown:  # the error names the command that they were given to
         commands_of(parser)[command].error(f"unrecognized arguments: {' '.join(unknown)}")
     status: int = given.pop("run")(**given)
     return status
 
 
 def _command(words: str, description: str | None, *flags: _Flag) -> Callable[[_Run], _Run]:
-    """Make a command of a function of this name, whose arguments are these flags."""
+    """Return a decorator that makes a function the command of its name, with these flags."""
 
     def decorate(run: _Run) -> _Run:
         _COMMANDS.append((run, words, description, flags))
@@ -79,19 +84,19 @@ def _command(words: str, description: str | None, *flags: _Flag) -> Callable[[_R
 
 
 def _flag(flag_and_metavar: str, words: str, **more: Any) -> _Flag:
-    """Describe a flag such as `--output FILE`, a switch such as `--loop`, or a positional argument such as `log LOG`."""
+    """Describe a flag such as `--output FILE`, a switch such as `--loop`, or an argument such as `logs LOG`."""
     name, _, metavar = flag_and_metavar.partition(" ")
     kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
     return lambda parser: parser.add_argument(name, help=words, **kind, **more)
 
 
 def _settings(*names: str) -> _Flag:
-    """Describe flags that are settings of `serve` as well, with the same variables."""
-    return lambda parser: config.add_arguments(parser, [each for each in config.OPTIONS if each.name in names])
+    """Describe flags that are settings of `serve` as well, with the same environment variables."""
+    return lambda parser: config.add_arguments(parser, [option for option in config.OPTIONS if option.name in names])
 
 
 def _logs(nargs: str, *settings: str) -> tuple[_Flag, ...]:
-    """Describe logs of the past, and by which settings they are read and judged."""
+    """Describe logs as arguments, and the settings by which they are read and judged."""
     words = (
         "read so much of each piped or packed log, whatever it looks like (default 8, and only what looks like a log)"
     )
@@ -153,7 +158,7 @@ def report(*, max_gb: float | None, **given: Any) -> int:
     _flag("log FILE[:LINE]", "a log, also packed, or - for standard input, and the number of a line from 1 on"),
 )
 def explain(*, log: str) -> int:
-    """Print what a log, or one line of it, was read as."""
+    """Print how a log, or one line of it, was read."""
     from sglang_tuning_exporter.core import inputs
     from sglang_tuning_exporter.core.explain import explain
     from sglang_tuning_exporter.core.report import write
@@ -167,8 +172,8 @@ def explain(*, log: str) -> int:
 
 @_command(
     "what a server would do with more or fewer requests at once",
-    "Print throughput, inter-token latency and KV cache use at 1, 2, 4 … requests at once, by the step times in a log. Status 1: the step"
-    " times at other batches are not known.",
+    "Print throughput, inter-token latency and KV cache use at 1, 2, 4 … requests at once, by the step times in a log."
+    " Status 1: the step times at other batches are not known.",
     *_logs("+"),
     _flag("--format text|json", "default text", default="text"),
 )
@@ -284,13 +289,13 @@ def generate(**given: Any) -> int:
 
 
 def _layered(given: dict[str, Any], *more: config.Option) -> dict[str, Any]:
-    """Return what was given, with the settings that are among it from every source."""
-    found = config.layered([each for each in (*config.OPTIONS, *more) if each.name in given], given, os.environ)
-    return {**given, **found}
+    """Return the given values; a setting among them that was not given comes from its variable or its default."""
+    options = [option for option in (*config.OPTIONS, *more) if option.name in given]
+    return {**given, **config.layered(options, given, os.environ)}
 
 
 def _byte_limit(gigabytes: float | None) -> int | None:
-    """Return the limit in bytes for piped or compressed input, if one was given."""
+    """Return the limit of `--max-gb` in bytes; None where none was given."""
     if gigabytes is not None and not 0 < gigabytes <= 1_000_000:
         raise config.values.UsageError(f"--max-gb={gigabytes:g}: give a number above 0, up to 1000000")
     return None if gigabytes is None else int(gigabytes * (1 << 30)) or 1
@@ -304,6 +309,6 @@ def _log_to_stderr() -> None:
 
 
 def on_one_line(record: logging.LogRecord) -> bool:
-    """Escape control characters of what is logged, and log it: file names and errors must not control the terminal."""
+    """Escape the control characters of a record, so that no file name or error controls the terminal; keep it."""
     record.msg, record.args = clean(record.getMessage()), ()
     return True

@@ -1,7 +1,8 @@
 """How long a decode step takes at each batch size, and how many requests fit, by the decode lines of a log. Pure.
 
-seconds of a step = fixed + per request x batch, by least squares over the lines, each the mean of some forty steps. Where the lines allow no
-such line the reason is given, and the mean step remains. Limits and their reasons: docs/capacity.md.
+The seconds of a step are fixed + per request x batch, by least squares over the decode lines, each of which is the mean
+of some forty steps. Where they do not lie on a line, the reason is given, and the mean step remains. The limits and
+their reasons are in docs/capacity.md.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import TypeAlias
 
 from sglang_tuning_exporter.core.server import Server
 
-# A decode line: its time, the requests in its batch, the seconds of its mean step, and the tokens that a step gives each request.
+# A decode line: its time, the requests in its batch, the seconds of its mean step, a step's tokens for each request.
 Line: TypeAlias = "tuple[float, float, float, float]"
 _LEAST_LINES = 40
 # Standard deviation of the batch: below it, any change of the machine's speed would give any slope.
 _LEAST_DEVIATION, _LEAST_DEVIATION_SHARE = 0.3, 0.05
-# Share of the variance of the steps' seconds that the batch explains: below it something else slows the steps down more than the batch does.
+# Share of the variance of the steps' seconds that the batch must explain: where it explains less, something else slows
+# the steps down more.
 _LEAST_EXPLAINED = 0.5
 _LEAST_SERVING_SECONDS = 20.0
 _STALE_SECONDS = 120.0  # older lines say nothing about the end of the log
@@ -27,7 +29,7 @@ _STALE_SECONDS = 120.0  # older lines say nothing about the end of the log
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The mean decode step, and the line through the steps where one could be fitted; `refused` is why there is none."""
+    """The mean decode step, and the line through the steps; `refused` says why there is no line."""
 
     batch: float  # the mean one
     deviation: float  # of the batch
@@ -53,7 +55,8 @@ class StepTime:
 def step_time(server: Server, now: float) -> StepTime | str:
     """Return the step time by the decode lines of the last ten minutes of all schedulers, or why it is not known.
 
-    All schedulers run the same model on the same kind of GPU, and with DP attention each step together, so they share one step time.
+    All schedulers share one step time: they run the same model on the same kind of GPU, and with DP attention each step
+    together.
     """
     schedulers = server.schedulers.values()
     if not schedulers:
@@ -70,8 +73,8 @@ def step_time(server: Server, now: float) -> StepTime | str:
         lines = []
     if len(lines) < _LEAST_LINES:
         return (
-            f"{len(lines)} decode lines of the last ten minutes show the time of a step (one a second at most, and none after a prefill or"
-            f" another batch), and {_LEAST_LINES} are needed: give a longer log"
+            f"{len(lines)} decode lines of the last ten minutes show the time of a step (one a second at most, and none"
+            f" after a prefill or another batch), and {_LEAST_LINES} are needed: give a longer log"
         )
     return fit(lines)
 
@@ -98,12 +101,12 @@ def _line_through(batches: Sequence[float], seconds: Sequence[float]) -> tuple[t
     if explained < _LEAST_EXPLAINED:
         return (
             None,
-            f"the batch explains {100 * explained:.0f} % of the differences between the steps: something else slowed them down more",
+            f"the batch explains {100 * explained:.0f} % of how the steps differ: something else slowed them down more",
         )
     if fixed <= 0:
         return (
             None,
-            f"a step without requests would take {1e3 * fixed:.2f} ms: something else than the batch slowed the steps down",
+            f"a step without requests would take {1e3 * fixed:.2f} ms: something else slowed the steps down",
         )
     return (fixed, per_request), ""
 
@@ -130,7 +133,7 @@ class Room:
 
 
 def rooms(server: Server, now: float) -> list[Room]:
-    """Return the room of each scheduler, by the profile's window; the tokens of a request are a mean over all schedulers."""
+    """Return the room of each scheduler, by the last ten minutes; the tokens of a request are a mean over all."""
     totals, facts = server.window(server.profile.window_seconds, now), server.facts
     running, usage = totals.mean("running"), totals.mean("usage")
     found = []

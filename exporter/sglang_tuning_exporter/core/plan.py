@@ -31,7 +31,10 @@ def run(
     format: str,  # noqa: A002 - the flag's name
     most: int | None = None,
 ) -> int:
-    """Print the table of the last ten minutes with decode lines; 0, or 1 where no line could be fitted. Raise `UsageError`."""
+    """Print the table by the last ten minutes with decode lines; return the exit status. Raise `UsageError`.
+
+    The status is 1 where only batches near the present one are known, or none.
+    """
     if format not in _FORMATS:
         raise UsageError(f"--format={format}: give one of {', '.join(_FORMATS)}")
     server, last = Server(profiles.PROFILES[profile].with_thresholds(threshold)), 0.0
@@ -99,7 +102,7 @@ def text(made: dict[str, Any]) -> str:
 
 
 def plan_rows(step: StepTime, ranks: Sequence[Room], profile: profiles.Profile) -> list[dict[str, Any]]:
-    """Return a row for 1, 2, 4 … requests per scheduler, up to as many as fit; without a line one for the mean batch alone."""
+    """Return a row for 1, 2, 4 … requests per scheduler, up to as many as fit; without a line only the mean batch."""
     most = min((rank.most_requests or _MOST_BATCH for rank in ranks), default=0)
     mean = [round(step.batch)] if step.line is None else []
     batches = sorted({*(1 << power for power in range(13) if 1 << power < most), most, *mean})
@@ -146,7 +149,7 @@ def _fullest(ranks: Sequence[Room], batch: int) -> float | None:
 
 
 def _with_larger_cache(step: StepTime, ranks: Sequence[Room], times: float) -> dict[str, Any] | None:
-    """Return requests and tokens a second with a KV cache `times` as large and the same step time; None where unknown."""
+    """Return requests and tokens a second with a KV cache `times` as large and as long steps; None where unknown."""
     batches = _known(rank.requests_in(times * (rank.pool_tokens or 0.0)) for rank in ranks)
     speeds = _known(step.tokens_per_second(batch) for batch in batches)
     return {"requests": sum(batches), "tokens_per_second": sum(speeds)} if speeds else None

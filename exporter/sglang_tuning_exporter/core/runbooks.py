@@ -187,7 +187,9 @@ def summary(row: Diagnosis) -> str:
 
 def past(row: Diagnosis) -> str:
     """Return what had happened, without a time or a figure: of an alert that is over."""
-    is_an_end = row.death == "crash" or (Group.FAILURE in row.groups and row.when.kind == "event") or row.ends_as == "hang"
+    is_an_end = (
+        row.death == "crash" or (Group.FAILURE in row.groups and row.when.kind == "event") or row.ends_as == "hang"
+    )
     again = " The server answers again." if is_an_end else ""
     return fill(row.over(), figures(profiles.DEFAULT)) + again
 

@@ -1,7 +1,7 @@
-"""The HTTP application of a `Sidecar`. Read-only: GET and HEAD; no parameter reaches a file or a socket.
+"""The HTTP application of a `Sidecar`. It answers GET and HEAD alone, and no parameter reaches a file or a socket.
 
-Scrapes and health are answered by Starlette alone. The pages for people and the API are FastAPI's, which takes 15 MB and is loaded at their
-first request: most sidecars are only scraped.
+Starlette alone answers scrapes and health checks. FastAPI answers pages and API: it takes 15 MB, and most sidecars are
+only scraped, so it is loaded at the first request for a page.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.serve.web_config import ActiveConfig
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
-# Kept of the scraper's timeout for rendering and the way back.
+# The part of the scraper's timeout that is kept for rendering and for the way back.
 MARGIN_SECONDS = 0.5
 MARGIN_SHARE = 0.1
-# That wait for the thread that writes them. Each connection has one request at a time, so no more scrapes than connections can wait.
+# How many scrapes and pages may wait for the thread that writes them. A connection has one request at a time, so that
+# no more scrapes than connections wait.
 MOST_SCRAPES, MOST_PAGES = 1024, 16
 
 
 def scrape_timeout(announced: str | None, most: float) -> float:
-    """Return the seconds that a scraper waits for SGLang: its announced timeout less a margin, at most `most`.
+    """Return the seconds to wait for SGLang: the timeout that the scraper announced less a margin, at most `most`.
 
-    An invalid value counts as not announced.
+    An invalid timeout counts as none.
     """
     try:
         seconds = float(announced or "")
@@ -53,7 +54,7 @@ def scrape_timeout(announced: str | None, most: float) -> float:
 def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> ASGIApp:
     """Return the application; a `web_config` adds authentication and rate limits.
 
-    Scrapes and pages are written in a thread each, and health in the event loop, so that none of them waits for another.
+    One thread writes scrapes, another one pages, and the event loop answers health checks: none waits for another.
     """
     is_tls, process = web_config is not None and web_config.is_tls, ProcessCollector(registry=None)
     answered: Counter[int] = Counter()
@@ -88,7 +89,7 @@ def make_app(sidecar: Sidecar, web_config: ActiveConfig | None = None) -> ASGIAp
 
 
 def _pages(sidecar: Sidecar) -> ASGIApp:
-    """Return the application of the pages, which is made at the first request for one."""
+    """Return an application that loads the one of the pages at the first request for a page."""
     lane, made = Lane("pages", MOST_PAGES), list[ASGIApp]()
 
     def make() -> None:
@@ -105,7 +106,7 @@ def _pages(sidecar: Sidecar) -> ASGIApp:
 
 
 async def _scraped(sidecar: Sidecar, patience: float) -> str:
-    """Return SGLang's series as `Sidecar.scrape` does, without a thread that waits."""
+    """Return SGLang's series as `Sidecar.scrape` does, but wait in the event loop and not in a thread."""
     begin = time.monotonic()
     read, asked = sidecar.refresh()
     if asked is not None:
@@ -132,7 +133,7 @@ def response(page: str, headers: Mapping[str, str]) -> Response:
 
 
 def accepts_gzip(header: str) -> bool:
-    """Whether an `Accept-Encoding` header names gzip with a weight above 0; a weight that is no number counts as 0."""
+    """Whether an `Accept-Encoding` header names gzip with a weight above 0. A weight that is no number counts as 0."""
     for item in header.lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))
         if name == "gzip":

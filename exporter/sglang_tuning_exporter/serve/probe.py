@@ -1,7 +1,7 @@
 """`python -m sglang_tuning_exporter.serve.probe`: a container's health check, without password or certificate.
 
-An exporter that refuses what the probe sends, such as one that waits for a TLS handshake, is alive too: one that hangs says nothing. The
-address is that of `SGLANG_TUNING_LISTEN_ADDRESS`, asked from inside the container.
+An exporter that closes the connection is alive too, such as one that waits for a TLS handshake: one that hangs does not
+answer at all. The probe runs inside the container and asks the address of `SGLANG_TUNING_LISTEN_ADDRESS`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_alive(host: str, port: int, seconds: float = SECONDS) -> bool:
 def main() -> int:
     """Return the exit status: 0 for alive."""
     host, _, port = os.environ.get("SGLANG_TUNING_LISTEN_ADDRESS", "").rpartition(":")
-    everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "::1"}  # noqa: S104 - an address to look for, not to listen on
+    everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "::1"}  # noqa: S104 - to compare with
     return 0 if is_alive(everywhere.get(host, host.strip("[]")), int(port or DEFAULT_PORT)) else 1
 
 

@@ -1,4 +1,7 @@
-"""What a serving process asks of the system: to survive SIGHUP, a listening socket, freed memory back. Loads little: it is asked first."""
+"""Settings of a serving process: it survives SIGHUP, listens on a socket, and returns freed memory to the system.
+
+The module loads little, because the command line asks it before anything else.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _LARGE = 64 << 10  # bytes
 
 
 def outlive_hang_up() -> None:
-    """Survive SIGHUP from now on, unless a terminal that is closed sends it. For the main thread only."""
+    """Ignore SIGHUP from now on, unless this process has a terminal. Call it in the main thread."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -25,7 +28,7 @@ def outlive_hang_up() -> None:
 
 
 def bind(address: str, key: str = "--listen-address") -> socket.socket:
-    """Return a listening TCP socket. Raises `UsageError`, such as for a port in use or a kernel without IPv6."""
+    """Return a listening TCP socket. Raise `UsageError`, for example where the port is in use or IPv6 is off."""
     name, _, port = address.rpartition(":")
     host = name.strip("[]")
     with ExitStack() as on_error:
@@ -43,10 +46,10 @@ def bind(address: str, key: str = "--listen-address") -> socket.socket:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system, from all threads: the memory of a large page after a scrape.
+    """Have glibc return freed memory to the system, such as that of a large page after a scrape.
 
-    By default glibc keeps a heap for each thread, and keeps freed blocks up to the largest one so far. Call it before
-    threads are started. The environment variable MALLOC_ARENA_MAX and similar ones do the same for another process.
+    By default glibc keeps a heap for each thread, and freed blocks up to the size of the largest one so far. Call this
+    function before threads are started.
     """
     with suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt

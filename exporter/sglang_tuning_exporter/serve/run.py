@@ -1,5 +1,7 @@
-"""`serve`: runs a sidecar until SIGINT or SIGTERM, by uvicorn with limits, our headers on its own error responses, and a web configuration
-that is reloaded while it runs.
+"""`serve`: runs a sidecar until SIGINT or SIGTERM.
+
+uvicorn serves it, with limits, with our headers on uvicorn's own error responses too, and with a web configuration that
+is reloaded while the sidecar runs.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ if TYPE_CHECKING:
 
 # Two Prometheus servers, probes and some browsers need about a dozen.
 MOST_CONNECTIONS = 64
-# More than are accepted at once: one that has just come must have the time to send its request.
+# More than are accepted at once: a new connection must have the time to send its request.
 MOST_STRANGERS = BACKLOG + MOST_CONNECTIONS
-MOST_UNREAD_BYTES = 16 << 20  # of answers, together: as much as the largest page of SGLang
+MOST_UNREAD_BYTES = 16 << 20  # of all answers that wait to be read: as much as the largest page of SGLang
 MOST_HEAD_BYTES = 32 << 10  # request line and headers together; more gets a 400
 HANDSHAKE_SECONDS = 10.0
 REQUEST_SECONDS = 2.0
@@ -54,10 +56,10 @@ logger = logging.getLogger("sglang_tuning_exporter")
 
 
 def serve(config: Config) -> int:
-    """Run until SIGINT or SIGTERM. Returns the exit status."""
+    """Run a sidecar until SIGINT or SIGTERM; return the exit status."""
     web_config: ActiveConfig | None = None
     if config.web_config is not None:
-        from sglang_tuning_exporter.serve.web_config import ActiveConfig  # noqa: PLC0415 - YAML and TLS are loaded only where they are set
+        from sglang_tuning_exporter.serve.web_config import ActiveConfig  # noqa: PLC0415 - YAML and TLS take memory
 
         web_config = ActiveConfig(config.web_config)
     listener = bind(config.listen_address)
@@ -79,19 +81,19 @@ def serve(config: Config) -> int:
         sidecar.stop()
         listener.close()
     status = int(bool(sidecar.threads.failed))
-    if Lane.busy:  # bcrypt in a thread aborts the process where Python's own end meets it
+    if Lane.busy:  # where Python ends while bcrypt runs in a thread, the process aborts
         sys.stderr.flush()
         os._exit(status)
     return status
 
 
 class _Answers(h11.Connection):
-    """Writes the head of an answer together with what follows it: one packet, and one turn of the kernel, less."""
+    """Sends the head of an answer together with the body, which saves a packet and a system call."""
 
     head = b""
 
     def send(self, event: Any) -> Any:
-        """Return the bytes of an event."""
+        """Return the bytes to send for an event; those of a head wait for the body."""
         written = super().send(event) or b""
         self.head, written = (written, b"") if isinstance(event, h11.Response) else (b"", self.head + written)
         return written
@@ -100,8 +102,9 @@ class _Answers(h11.Connection):
 class Connection(H11Protocol):
     """One connection. When there are too many of its kind, the one with the oldest complete request is closed.
 
-    Strangers, whose last request was not let in or is not complete, never take the place of others. There is no time limit, since a
-    distant scraper may be slow: an idle connection costs nothing until another one needs its place, and a scraper opens a new one.
+    A connection is a stranger's while its last request was not let in or is not complete. Strangers never take the
+    place of others. There is no time limit, because a distant scraper may be slow: an idle connection costs nothing
+    until another one needs its place, and a scraper opens a new one.
     """
 
     last_request = 0  # order of complete requests and of new connections
@@ -110,8 +113,8 @@ class Connection(H11Protocol):
         super().__init__(*args, **more)
         self.conn = _Answers(h11.SERVER, self.config.h11_max_incomplete_event_size or MOST_HEAD_BYTES)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it alike
-        """Accept it, and close others if there are too many."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it too
+        """Accept the connection, and close others if there are too many."""
         self.last_request = next(_sequence)
         super().connection_made(transport)
         all_of_them = sorted(
@@ -125,11 +128,11 @@ class Connection(H11Protocol):
 
     @property
     def is_strange(self) -> bool:
-        """Whether its last request was not let in, or is not complete."""
+        """Whether the last request was not let in, or is not complete."""
         return not (self.scope or {}).get("admitted", False)
 
     def handle_events(self) -> None:
-        """Record when a request is complete; the time of its answer is that of the request."""
+        """Record when a request is complete; the date of the answer is that of the request."""
         before = self.cycle
         date = (b"date", formatdate(usegmt=True).encode())
         self.server_state.default_headers = [date, *self.config.encoded_headers]
@@ -138,7 +141,7 @@ class Connection(H11Protocol):
             self.last_request = next(_sequence)
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, and close others if too much waits to be read."""
+        """Go on with the next request, and close connections if too much waits to be read."""
         super().on_response_complete()
         _let_go(self.connections)
 
@@ -159,9 +162,9 @@ class Connection(H11Protocol):
 
 
 def _let_go(connections: Iterable[asyncio.Protocol]) -> None:
-    """Close the connections whose clients read least, where all that waits to be read is too much."""
-    ours = (each for each in connections if isinstance(each, Connection))
-    waiting = [(each.transport.get_write_buffer_size(), each.last_request, each) for each in ours]
+    """Close the connections with the most unread bytes until the rest is below the limit."""
+    ours = (connection for connection in connections if isinstance(connection, Connection))
+    waiting = [(one.transport.get_write_buffer_size(), one.last_request, one) for one in ours]
     left = sum(size for size, _, _ in waiting)
     for size, _, connection in sorted(waiting, reverse=True):
         if left > MOST_UNREAD_BYTES:
@@ -190,7 +193,7 @@ _of_requests.addFilter(_Seldom())
 
 
 def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvicorn.Config:
-    """Return a uvicorn configuration with limits, without its logging set-up, and with `web_config`'s TLS."""
+    """Return a configuration of uvicorn with limits, with the TLS of `web_config`, and without uvicorn's logging."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # an ASGI application
         http=Connection,
@@ -205,7 +208,8 @@ def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvico
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_SECONDS,
         backlog=BACKLOG,
-        limit_concurrency=2 * (MOST_STRANGERS + MOST_CONNECTIONS),  # requests end with their connections: never reached
+        # Never reached: there are fewer connections, and a request ends with its connection.
+        limit_concurrency=2 * (MOST_STRANGERS + MOST_CONNECTIONS),
     )
     config.load()
     _set_headers(config, web_config)
@@ -214,15 +218,15 @@ def uvicorn_config(app: object, web_config: ActiveConfig | None = None) -> uvico
 
 
 def _set_headers(config: uvicorn.Config, web_config: ActiveConfig | None) -> None:
-    """Set our headers on every response, uvicorn's own 400 and 503 too."""
+    """Set our headers on every response, also on uvicorn's own 400 and 503."""
     own = {} if web_config is None else web_config.headers
     config.encoded_headers = [(name.lower().encode(), value.encode()) for name, value in headers(own)]
 
 
 class ExporterServer(uvicorn.Server):
-    """Serves a sidecar's application until it is ended, and stops the sidecar.
+    """Serves the application of a sidecar until `end` is called, then stops the sidecar.
 
-    It wakes up when it ends; uvicorn wakes up ten times a second.
+    uvicorn's own server wakes up ten times a second to see whether it should end; this one wakes up at its end.
     """
 
     def __init__(self, config: uvicorn.Config, sidecar: Sidecar, web_config: ActiveConfig | None) -> None:
@@ -231,19 +235,19 @@ class ExporterServer(uvicorn.Server):
         self._wake: Callable[[], object] = lambda: None
 
     async def main_loop(self) -> None:
-        """Run until the end."""
+        """Wait until the server should end."""
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(ending.set)
         if not self.should_exit:
             await ending.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGINT and SIGTERM."""
+        """End at SIGINT or SIGTERM."""
         super().handle_exit(sig, frame)
         self._wake()
 
     def end(self, *_: object) -> None:
-        """End in order."""
+        """End the server in order: running requests are answered."""
         self.should_exit = True
         self._wake()
 
@@ -256,7 +260,7 @@ class ExporterServer(uvicorn.Server):
             create = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS)
             loop.create_server = create  # type: ignore[method-assign]
         if threading.current_thread() is threading.main_thread():
-            # Without a terminal it usually means reload.
+            # Without a terminal SIGHUP usually asks for a reload.
             is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             loop.add_signal_handler(signal.SIGHUP, _ignore_hang_up if is_ignored else self.end)
         await super().startup(sockets)
@@ -271,12 +275,12 @@ class ExporterServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _apply_web_config(self) -> None:
-        """Apply a new configuration: older connections are closed after their running response."""
+        """Apply a new configuration. With TLS, older connections are closed after their running response."""
         _set_headers(self.config, self._web_config)
         if self.config.ssl is not None:
             loop = asyncio.get_running_loop()
             for connection in list(self.server_state.connections):
-                # A new connection is about to send its first request: let it.
+                # A new connection is about to send its first request: it may.
                 is_new = getattr(connection, "cycle", None) is None
                 loop.call_later(REQUEST_SECONDS if is_new else 0.0, self._close, connection)
 

@@ -1,4 +1,7 @@
-"""Every family of `/metrics`, made anew for every scrape: what it is, and where its figures come from. What is not known is absent."""
+"""Every family of `/metrics`: its name, its help, and its samples, made anew for every scrape.
+
+A figure that is not known has no sample.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +47,20 @@ def sections(sidecar: Sidecar, now: float) -> dict[str, list[Family]]:
 
 
 def collect(sidecar: Sidecar) -> list[Family]:
-    """Return all `sglang_tuning_*` families with samples, at one moment. Names, labels and meanings are the contract with rules and boards.
+    """Return all `sglang_tuning_*` families that have samples, at one moment.
 
-    While older lines of the log are read, its counters are left out: Prometheus would count their increase as present events.
+    Rules and boards rely on their names, labels and meanings. While older lines of the log are read, the log's counters
+    are left out: Prometheus would count their increase as present events.
     """
     with sidecar.view() as now:
         families = [family for section in sections(sidecar, now).values() for family in section if family.samples]
         if sidecar.log is not None and sidecar.log.is_catching_up:
-            families = [each for each in families if each.type != "counter" or each.source == "metrics"]
+            families = [family for family in families if family.type != "counter" or family.source == "metrics"]
     return families
 
 
 def reference_sections() -> dict[str, list[Family]]:
-    """Return every family by its heading, of an exporter that was never started: names, labels and help, without samples of a server."""
+    """Return every family by its heading: names, labels and help, by an exporter that was never started."""
     config = resolve({"sglang_url": "http://localhost:30000", "log_file": ["server.log"]}, {})
     sidecar = Sidecar(config)
     with sidecar.view() as now:
@@ -82,56 +86,72 @@ CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines
 
 
 def sources(sidecar: Sidecar, now: float) -> Iterable[Family]:
-    """Return the families about where the figures come from, and whether those sources work."""
-    watch, config, is_scraped = sidecar.watch, sidecar.config, sidecar.config.sglang_url is not None
-    failure = sidecar.watch.failure
+    """Return the families about the sources of the figures, and whether these work."""
+    config, is_scraped = sidecar.config, sidecar.config.sglang_url is not None
     yield info("build", "The version of this exporter.", {"version": __version__})
     yield info(
         "sources",
         "Where the figures come from: SGLang's /metrics, its log, or both.",
         {"metrics": "yes" if is_scraped else "no", "log": "yes" if config.log_file else "no"},
     )
-    doc = "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url."
-    yield single("up", doc, float(watch.is_up is True) if is_scraped else None, "metrics")
-    doc = "Why SGLang could not be scraped; only while sglang_tuning_up is 0."
-    error = gauge("scrape_error_info", doc, "reason", source="metrics")
-    yield error.with_samples([(failure.reason, 1.0)] if failure is not None else [])
-    doc = "Duration of the last scrape of SGLang in seconds."
-    yield single("scrape_duration_seconds", doc, sidecar.scrape_seconds, "metrics")
-    doc = "SGLang families on the last page that no known release has."
-    yield single(
-        "metrics_unrecognised_families", doc, sidecar.unrecognised_families if watch.is_up else None, "metrics"
+    yield from _scrapes(sidecar, is_scraped=is_scraped)
+    doc = (
+        "Whether a thread of the exporter runs: the one that follows the log, scrapes, asks, or reads --web-config."
+        " 0: it failed, and starts again."
     )
-    doc = "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of dp_rank beyond the limit."
-    yield counter("capped", doc, "what", source="metrics").with_samples(
-        (what, watch.server.capped[what]) for what in CAPPED
-    )
-    doc = "Whether a thread of the exporter runs: the one that follows the log, scrapes, asks, or reads --web-config. 0: it failed, and starts again."
     yield gauge("thread_up", doc, "thread").with_samples(
         (name, float(up)) for name, up in sorted(sidecar.threads.up.items())
     )
     doc = "Unexpected errors in the exporter's own threads; after four in a row the exporter ends."
     yield counter("thread_errors", doc, "thread").with_samples(sorted(sidecar.threads.errors.items()))
+    doc = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
+    disagree = gauge("sources_disagree", doc, "fact", source="metrics and log")
     if sidecar.log is not None:
         yield from _files(sidecar.log)
         yield from _lines(sidecar, sidecar.log, now)
-    doc = "1 while log and metrics report different values for a fact: another server's log, or missing lines."
-    disagree = gauge("sources_disagree", doc, "fact", source="metrics and log")
-    facts = watch.disagreements(now)
-    yield disagree.with_samples(facts.items() if sidecar.log is not None else ())
+        disagree.with_samples(sidecar.watch.disagreements(now).items())
+    yield disagree
+
+
+def _scrapes(sidecar: Sidecar, *, is_scraped: bool) -> Iterable[Family]:
+    watch = sidecar.watch
+    doc = "Whether the last scrape of SGLang's /metrics succeeded; absent without --sglang-url."
+    yield single("up", doc, float(watch.is_up is True) if is_scraped else None, "metrics")
+    doc = "Why SGLang could not be scraped; only while sglang_tuning_up is 0."
+    error = gauge("scrape_error_info", doc, "reason", source="metrics")
+    yield error.with_samples([] if watch.failure is None else [(watch.failure.reason, 1.0)])
+    doc = "Duration of the last scrape of SGLang in seconds."
+    yield single("scrape_duration_seconds", doc, sidecar.scrape_seconds, "metrics")
+    doc = "SGLang families on the last page that no known release has."
+    unknown = sidecar.unrecognised_families if watch.is_up else None
+    yield single("metrics_unrecognised_families", doc, unknown, "metrics")
+    doc = (
+        "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of"
+        " dp_rank beyond the limit."
+    )
+    yield counter("capped", doc, "what", source="metrics").with_samples(
+        (what, watch.server.capped[what]) for what in CAPPED
+    )
 
 
 def serving(external_url: str | None, answered: Mapping[int, int], *, is_tls: bool, is_up: bool | None) -> list[Family]:
-    """Return the families of this exporter's own answers; `is_up`: whether its web configuration file is in force, None without one."""
+    """Return the families of this exporter's own answers.
+
+    `is_up` says whether the web configuration file is in force; it is None without such a file.
+    """
     doc = (
         "Requests to this exporter that were answered, by HTTP status: 401 and 429 of passwords, 500 of its own errors."
     )
     answers = counter("http_requests", doc, "code")
-    doc = "Whether the present --web-config is in force; 0: it cannot be read or applied, and nobody is let in five seconds later."
+    doc = (
+        "Whether the present --web-config is in force; 0: it cannot be read or applied, and nobody is let in five"
+        " seconds later."
+    )
     return [
         info(
             "web",
-            "Where people reach this exporter's pages: --external-url (empty: the scraped address), and the scheme it serves.",
+            "Where people reach this exporter's pages: --external-url (empty: the scraped address), and the scheme it"
+            " serves.",
             {"external_url": printable(external_url), "scheme": "https" if is_tls else "http"},
         ),
         single("web_config_up", doc, None if is_up is None else float(is_up)),
@@ -169,21 +189,22 @@ def _lines(sidecar: Sidecar, log: Logbook, now: float) -> Iterable[Family]:
     unknown = counter("log_unrecognised", doc, "kind", source="log")
     yield unknown.with_samples([(kind, log.unrecognised[kind]) for kind in UNRECOGNISED_KINDS])
     doc = (
-        "Lines of an event that SGLang's metrics refuted: by kind, and by what spoke against it (counter: the counter did not grow;"
-        " works_on: the server went on; too_many: more waited than are kept). They are counted nowhere else."
+        "Lines of an event that SGLang's metrics refuted: by kind, and by what spoke against it (counter: the counter"
+        " did not grow; works_on: the server went on; too_many: more waited than are kept). They are counted nowhere"
+        " else."
     )
     doubtful = counter("log_doubtful", doc, "kind", "reason", source="metrics and log")
     yield doubtful.with_samples((*key, number) for key, number in sorted(sidecar.watch.doubtful.items()))
 
 
 JUDGED = ("time_to_first_token", "inter_token")  # the latencies that profiles have objectives for
-# Arguments with a series of their own: numbers and switches only, since text may be secret.
+# Arguments with a series of their own: only numbers and switches, because text may be secret.
 SHOWN = (
-    "schedule_conservativeness", "mem_fraction_static", "max_running_requests", "max_queued_requests", "max_total_tokens",
-    "chunked_prefill_size", "max_prefill_tokens", "cuda_graph_max_bs", "cuda_graph_max_bs_decode", "tp_size", "dp_size", "pp_size",
-    "page_size", "context_length", "disable_cuda_graph", "disable_decode_cuda_graph", "disable_radix_cache", "enable_dp_attention",
-    "enable_torch_compile", "enable_mixed_chunk", "decode_log_interval", "stream_interval", "num_continuous_decode_steps",
-    "swa_full_tokens_ratio",
+    "schedule_conservativeness", "mem_fraction_static", "max_running_requests", "max_queued_requests",
+    "max_total_tokens", "chunked_prefill_size", "max_prefill_tokens", "cuda_graph_max_bs", "cuda_graph_max_bs_decode",
+    "tp_size", "dp_size", "pp_size", "page_size", "context_length", "disable_cuda_graph", "disable_decode_cuda_graph",
+    "disable_radix_cache", "enable_dp_attention", "enable_torch_compile", "enable_mixed_chunk", "decode_log_interval",
+    "stream_interval", "num_continuous_decode_steps", "swa_full_tokens_ratio",
 )  # fmt: skip
 _COUNTED = {
     "aborted_requests": "Requests that their clients gave up, as the server counts them.",
@@ -239,7 +260,7 @@ def server(sidecar: Sidecar, now: float) -> Iterable[Family]:
     )
     doc = "Latencies that the server observed since the exporter started."
     seen = counter("latency_observations", doc, "latency", source="metrics")
-    # From the first scrape on: a family that the first page did not have had no observations then.
+    # From the first scrape on: a family that is not on the first page had no observations before.
     observed = JUDGED if page is not None else ()
     yield seen.with_samples([(each, counted[f"latency_observations.{each}"]) for each in observed])
     doc = "Those above the profile's objective (estimated inside a histogram's bucket)."
@@ -290,9 +311,9 @@ def failures(sidecar: Sidecar, now: float) -> Iterable[Family]:
 
 
 def _events(sidecar: Sidecar, now: float, counts: Family, ages: Family, named: Mapping[str, str]) -> Iterable[Family]:
-    """Fill how often each event of the log happened, and how long ago the last one was.
+    """Return both families with samples: how often each event of the log happened, and how long ago the last one was.
 
-    A counter that is first seen above 0 cannot show whether its events are recent.
+    The age is needed because a counter that is first seen above 0 cannot show whether its events are recent.
     """
     state = sidecar.watch.server
     names = named.items() if sidecar.config.log_file else ()
@@ -372,7 +393,7 @@ def _batches(ranks: Ranks[servers.Scheduler], lives: Ranks[sums.Totals], recent:
 
 
 def _known(life: sums.Totals, *names: str) -> list[tuple[str, float]]:
-    """Return these counts of a scheduler by the first word of their names, all of them once one was counted."""
+    """Return these counts of a scheduler by the first word of their names: all of them, once one of them was counted."""
     return [(name.partition("_")[0], life.get(name, 0.0)) for name in names] if life.keys() & set(names) else []
 
 
@@ -383,7 +404,10 @@ def _retractions(lives: Ranks[sums.Totals], sidecar: Sidecar) -> Iterable[Family
     doc = "Retraction events (KV cache full), TP ranks counted once; absent while the log is unreadable."
     events = counter("retraction_events", doc, source="log")
     events.of_each(lives, lambda life: life.get("retraction_events", 0.0) if is_read else None)
-    doc = "Requests retracted because the KV cache was full: from the log, and from the server's counter what the log does not show."
+    doc = (
+        "Requests retracted because the KV cache was full: from the log, and from the server's counter what the log"
+        " does not show."
+    )
     requests = counter("retracted_requests", doc, source="log, else metrics")
     for dp, life in lives.items():
         requests.add_metric((), life.get("retracted_requests", 0.0 if is_read or dp in counted else None), dp)
@@ -404,44 +428,44 @@ def _states(ranks: Ranks[servers.Scheduler], lives: Ranks[sums.Totals], now: flo
     def present(rank: servers.Scheduler) -> list[tuple[str, str, float]]:
         activity = rank.moment(now).activity
         states = [(signal, state, float(activity == state)) for signal, state in names.values() if signal == "activity"]
-        return states if rank.dp is None else states[:1]  # of each of many ranks: whether it serves
+        return states if rank.dp is None else states[:1]  # of a DP rank only whether it serves
 
     doc = "1 for what the scheduler does now: it serves, is idle, or nothing is known."
     yield gauge("state", doc, "signal", "state", source="computed").of_all(ranks, present)
     doc = (
-        "Seconds spent in each state; of a DP rank, in those that it was in. Serving time of a signal is all but idle and unknown; a share is"
-        " increase / increase of serving time."
+        "Seconds spent in each state; of a DP rank, in those that it was in. Serving time of a signal is all but idle"
+        " and unknown; a share is increase / increase of serving time."
     )
     spent = counter("state_seconds", doc, "signal", "state", source="computed")
     for dp, life in lives.items():
         for key, seconds in life.items():
-            # Of each of many ranks, only the states that it was in: others would be most of its series.
+            # Of a DP rank only the states that it was in: the others would be most of its series.
             if key in names and (seconds or dp is None):
                 spent.add_metric(names[key], seconds, dp)
     yield spent
 
 
 def findings(sidecar: Sidecar, now: float) -> Iterable[Family]:
-    """Return the families of the verdict, and of everything that it rests on."""
+    """Return the families of the verdict, of its conditions and limits, of alerts and of advice."""
     judgement, watch = sidecar.judge(now), sidecar.watch
     assert watch.measured is not None
     shown = list(alerts.conditions(watch.measured))
     doc = (
-        "The figure that decides a diagnosis over its window, turned so that above its limit is bad; one unit for each diagnosis"
-        " (docs/diagnoses.md). Absent while it is not measured."
+        "The figure that decides a diagnosis over its window, turned so that above its limit is bad; one unit for each"
+        " diagnosis (docs/diagnoses.md). Absent while it is not measured."
     )
     values = gauge("condition", doc, "diagnosis")
     yield values.with_samples((name, value) for name, value, _ in shown)
     doc = "The limit in force for sglang_tuning_condition, in the same unit."
     yield gauge("condition_limit", doc, "diagnosis").with_samples((name, limit) for name, _, limit in shown)
     doc = (
-        "1 once a condition was above its limit for its wait without a break, 0 once it was not for five minutes or as long as its row says;"
-        " absent while neither is known."
+        "1 once a condition was above its limit for its wait without a break, 0 once it was not for five minutes or as"
+        " long as its diagnosis says; absent while neither is known."
     )
     clocks = watch.clocks.by_row.items()
     lasting = gauge("alert", doc, "diagnosis")
     lasting.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
-    # Never absent: a rule would hold the last 1 for a while.
+    # A muted alert is 0 and not absent: a rule would hold the last 1 for a while.
     accepted = dict(sidecar.watch.server.profile.accepted)
     yield lasting.with_samples((muted, 0.0) for muted in accepted if BY_ID[muted].alert)
     doc = "1 for each diagnosis that --accept mutes, and why: it is not in verdict, alerts and conditions."
@@ -449,8 +473,8 @@ def findings(sidecar: Sidecar, now: float) -> Iterable[Family]:
         (muted, shortened(reason), 1.0) for muted, reason in accepted.items()
     )
     doc = (
-        "Since when this advice stands, in unix seconds. Flag as typed for the running release (empty: advice to people), its present value,"
-        " the value to try, why, when it will not help, and what it costs."
+        "Since when this advice stands, in unix seconds. Flag as typed for the running release (empty: advice to"
+        " people), its present value, the value to try, why, when it will not help, and what it costs."
     )
     advice = gauge("advice_timestamp_seconds", doc, "diagnosis", *alerts.ADVICE)
     for diagnosis, (said, since) in watch.words.advice.items():
@@ -458,19 +482,28 @@ def findings(sidecar: Sidecar, now: float) -> Iterable[Family]:
             advice.add_metric(map(shortened, (diagnosis, *said)), sidecar.unix(since))
     yield advice
     stands = watch.words
-    doc = "What limits the server now: a diagnosis, or why there is none; how urgent it is, and a sentence without figures."
+    doc = (
+        "What limits the server now: a diagnosis, or why there is none; how urgent it is, and a sentence without"
+        " figures."
+    )
     yield info(
         "verdict", doc, {"verdict": stands.verdict, "level": stands.level, "sentence": shortened(stands.sentence)}
     )
     doc = "Since when the verdict is the same, in unix seconds."
     yield single("verdict_since_timestamp_seconds", doc, sidecar.unix(stands.since))
     helps = alerts.scale_out_helps(judgement)
-    doc = "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients, grammar, imbalance)."
+    doc = (
+        "1 where a further replica would help, by the verdict; 0 where a flag comes first, or neither helps (clients,"
+        " grammar, imbalance)."
+    )
     yield single("scale_out_helps", doc, None if helps is None else float(helps))
     stuck = watch.measured.view.stuck
     stage = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
     yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in servers.STAGES)
-    doc = "Why the server ended: the class of the line of its log that explains it, and its words, without secrets. Absent while the server may run."
+    doc = (
+        "Why the server ended: the class of the line of its log that explains it, and its words, without secrets."
+        " Absent while the server may run."
+    )
     end, line = gauge("end_info", doc, "class", "words"), watch.server.end_explanation
     words = ("unknown", watch.server.ended) if line is None else (line.word, line.short)
     yield end.with_samples([(*map(shortened, words), 1.0)] if watch.server.ended else [])
