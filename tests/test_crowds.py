@@ -226,7 +226,7 @@ def test_scrapers_that_disconnect_half_way_leave_nothing_behind(sglang: FakeSGLa
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1/findings", "/runbooks/", "/runbooks/SGLangServerDown"])
-def test_a_reader_for_whom_there_is_no_place_is_asked_to_come_again_and_leaves_no_line(
+def test_a_reader_without_a_place_is_asked_to_come_again_and_leaves_no_line(
     path: str, sglang: FakeSGLang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     full, take = threading.Event(), Lane.run
