@@ -117,7 +117,7 @@ def test_errors_far_apart_do_not_count_as_repeated(monkeypatch: pytest.MonkeyPat
 BROKEN_THREADS = {
     "log": "from sglang_tuning_exporter.collect.follower import LogFollower as broken; broken.poll = fails",
     "scrape": "from sglang_tuning_exporter.collect.sidecar import Sidecar as broken; broken._receive = fails",
-    "self-scrape": "from sglang_tuning_exporter.collect.sidecar import Sidecar as broken; broken._ask_loads = fails",
+    "self-scrape": "from sglang_tuning_exporter.collect.sidecar import Sidecar as broken; broken._ask_limits = fails",
     "web-config": ("from sglang_tuning_exporter.serve.web_config import ActiveConfig as broken; broken.reload = fails"),
 }
 

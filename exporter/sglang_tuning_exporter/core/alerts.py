@@ -14,9 +14,9 @@ from math import inf
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.advice import figures_of, fill
-from sglang_tuning_exporter.core.diagnoses import ALL, BY_ID, Diagnosis, Group, causes_of
+from sglang_tuning_exporter.core.diagnoses import ALL, BY_ID, Diagnosis, causes_of
 from sglang_tuning_exporter.core.events import is_count
-from sglang_tuning_exporter.core.findings import URGENCY, Alert, Change, Figure, Finding, Judgement, typed_value
+from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement, typed_value
 from sglang_tuning_exporter.core.judge import (
     BUT_MUTED,
     NOT_ENOUGH,
@@ -85,22 +85,11 @@ class Clock:
     known: float | None = None  # measured last
     firing: float | None = None  # since when it is True
     value: bool | None = None
-    held_back: float | None = None  # when it last did not begin, because the alert of a cause fired
 
-    def pass_on(
-        self,
-        now: float,
-        begun: float,
-        *,
-        holds: bool | None,
-        hindered: bool,
-        held_back: bool = False,
-        until: float | None = None,
-    ) -> Alert | None:
+    def pass_on(self, now: float, begun: float, *, holds: bool | None, hindered: bool) -> Alert | None:
         """Take what holds now; return the alert that ends.
 
-        begun: when the event of the row happened. hindered: a cause holds, so it does not begin before another `after`. held_back: the
-        alert of a cause fires, so it does not begin; once that is over, the time that it has held counts. until: in place of the row's.
+        begun: when the event of the row happened. hindered: a cause holds, so it does not begin before another `after`.
         """
         if holds is None:
             return None
@@ -112,19 +101,16 @@ class Clock:
             self.calm, self.since = None, begun if self.since is None else self.since
             after = self.factor * self.row.after if self.after is None else self.after
             wait = after * (2 if hindered else 1)
-            if held_back and self.firing is None:
-                self.held_back = now
-            elif self.firing is None and now - self.since >= wait:
-                self.firing, self.value = max(self.since + wait, self.held_back or 0.0), True
+            if self.firing is None and now - self.since >= wait:
+                self.firing, self.value = self.since + wait, True
             return None
         self.since, self.calm = None, now if self.calm is None else self.calm
-        span = self.factor * (self.row.until if until is None else until)
-        if now - self.calm < span:
+        if now - self.calm < self.factor * self.row.until:
             return None
         self.value = False
         if self.firing is None:
             return None
-        alert, self.firing = self.alert(self.calm + span), None
+        alert, self.firing = self.alert(self.calm + self.factor * self.row.until), None
         return alert
 
     def alert(self, until: float | None) -> Alert:
@@ -145,23 +131,16 @@ class Clocks:
     def pass_on(self, measured: Measured, server: Server, now: float) -> list[Alert]:
         """Take what was measured; return the alerts that end."""
         holding = set(measured.diagnoses)
-        away = _is_away(measured.view)
-        called = {clock.row for clock in self.by_row.values() if clock.firing is not None}
-        firing = {row for row in called if row in holding or (away and _is_an_end(row))}
-        holding |= firing
+        firing = {clock.row for clock in self.by_row.values() if clock.firing is not None} & holding
         ended = []
         for name, clock in self.by_row.items():
             row, figure = clock.row, measured.figures.get(name)
             causes = () if holding.isdisjoint(causes_of(row)) else measured.causes(row)
-            # A milder cause holds back nothing: whoever must be called is not called for it.
-            urgent = {cause for cause in causes if URGENCY[cause.severity] >= URGENCY[row.severity]}
-            hindered = not holding.isdisjoint(urgent) and not row.notified_beside_causes
-            held_back = hindered and not firing.isdisjoint(urgent)  # somebody has been called for the cause
-            holds, until = None if figure is None else row in holding, None
-            if row in called and _is_an_end(row) and not away and _is_back(row, measured.view):
-                holds, until = False, 0.0
-            begun = _event_at(row, server, now)
-            alert = clock.pass_on(now, begun, holds=holds, hindered=hindered, held_back=held_back, until=until)
+            hindered = not holding.isdisjoint(causes) and not row.notified_beside_causes
+            if clock.firing is None and hindered and not firing.isdisjoint(causes):
+                continue  # somebody has been called for the cause
+            holds = None if figure is None else row in holding
+            alert = clock.pass_on(now, _event_at(row, server, now), holds=holds, hindered=hindered)
             if alert is not None:
                 ended.append(alert)
         return ended
@@ -195,22 +174,6 @@ class Clocks:
         return [clock.alert(None) for clock in self.by_row.values() if clock.firing is not None]
 
 
-def _is_an_end(row: Diagnosis) -> bool:
-    """Whether the diagnosis is that of a failure by which a server can end."""
-    return row.death == "crash" or Group.FAILURE in row.groups
-
-
-def _is_away(view: View) -> bool:
-    """Whether the server ended or does not answer, and has not been ready since."""
-    return bool(view.down) or view.has_ended or view.starting
-
-
-def _is_back(row: Diagnosis, view: View) -> bool:
-    """Whether the server has started since the failure, and serves."""
-    failed = max((view.last[name] for name in row.when.counts if name in view.last), default=inf)
-    return view.last.get("server_starts", -inf) > failed and not view.stopped
-
-
 def _event_at(row: Diagnosis, server: Server, now: float) -> float:
     """Return when the event of a row happened or a hang began, `now` for a state."""
     if row.began is not None:
@@ -237,7 +200,7 @@ class Words:
         for finding in judgement.findings:
             if finding.alert and finding.changes:
                 self._advise(finding, now, firing.get(finding.diagnosis, -inf))
-        for gone in [name for name, at in self._seen.items() if now - at > KEPT_SECONDS and name not in firing]:
+        for gone in [name for name, at in self._seen.items() if now - at > KEPT_SECONDS]:
             self.advice.pop(gone, None)
             del self._seen[gone]
         sentence = _sentence(judgement, view)

@@ -18,7 +18,6 @@ from sglang_tuning_exporter.core.diagnoses import (
     ALL,
     EXPORTER,
     Diagnosis,
-    Group,
     better_explained_by,
     causes_of,
     held_back_by,
@@ -187,11 +186,7 @@ def summary(row: Diagnosis) -> str:
 
 def past(row: Diagnosis) -> str:
     """Return what had happened, without a time or a figure: of an alert that is over."""
-    is_an_end = (
-        row.death == "crash" or (Group.FAILURE in row.groups and row.when.kind == "event") or row.ends_as == "hang"
-    )
-    again = " The server answers again." if is_an_end else ""
-    return fill(row.over(), figures(profiles.DEFAULT)) + again
+    return fill(row.over(), figures(profiles.DEFAULT))
 
 
 def when(row: Diagnosis, profile: profiles.Profile) -> str:

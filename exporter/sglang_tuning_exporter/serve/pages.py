@@ -315,7 +315,7 @@ class _Figures:
         healthy = (
             f"{profile.reserve_lower_gb:g} GB or more"
             if upper == inf
-            else f"{profile.reserve_lower_gb:g} to {upper:g} GB"
+            else f"{profile.reserve_lower_gb:g} to {profile.reserve_good_gb:g} GB"
         )
         if reserve is None:
             return pages.Tile(name, "no GPU") if facts.is_cpu else pages.Tile(name, NOT_REPORTED, healthy)
