@@ -9,7 +9,7 @@ import json
 import logging
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -82,8 +82,12 @@ FOUND = (
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("sglang_tuning_exporter").setLevel(logging.CRITICAL)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("sglang_tuning_exporter")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)  # other tests of this process read the log
 
 
 def page(line: str) -> str:

@@ -132,9 +132,11 @@ def test_an_answer_without_figures_is_said_in_time_and_costs_nothing(row: str, w
     watched.answer(fault.answer)
     watched.page(within=2.0)
     # Whoever waits less than --scrape-timeout has his page in time, and the reason when the shared scrape has ended.
-    wait_for(lambda: watched.page(within=2.0).error == fault.reason, 30)
-    page = watched.page(within=2.0)
-    assert (page.value("sglang_tuning_up"), page.error) == (0, fault.reason)
+    deadline = time.monotonic() + 30
+    while (page := watched.page(within=2.0)).error != fault.reason:
+        assert time.monotonic() < deadline, page.error
+    # A later page may know more, such as that the server answers other requests.
+    assert page.value("sglang_tuning_up") == 0
     assert found(watched.exporter) == ({fault.finding} if fault.finding else set())
     assert totals(page) == watched.before
     assert "sglang:" not in page.text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,13 @@ BUDGET = {"report": 15, "exposition": 25, "state_file": 15}
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
+def _quiet() -> Iterator[None]:
     """Silence the log, because each damaged state file writes a line."""
-    logging.getLogger("sglang_tuning_exporter").setLevel(logging.CRITICAL)
+    logger = logging.getLogger("sglang_tuning_exporter")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)  # other tests of this process read the log
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
