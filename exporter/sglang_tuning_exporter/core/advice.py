@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sglang_tuning_exporter.core.diagnoses import ALL, Diagnosis
-from sglang_tuning_exporter.core.diagnoses.base import Beside
+from sglang_tuning_exporter.core.diagnoses.base import Beside, Offer
 from sglang_tuning_exporter.core.diagnoses.own_words import WAYS, recommended_change, recommended_changes
 from sglang_tuning_exporter.core.diagnoses.steps import REASONS, is_accepted, most_graph, say, set_flag
 from sglang_tuning_exporter.core.diagnoses.suspects import INSTEAD, proven, proven_beside
@@ -50,27 +50,34 @@ def _sglang_first(diagnosis: Diagnosis, view: View, offered: list[Change]) -> li
 
 def _changes(diagnosis: Diagnosis, view: View, beside: Beside) -> list[Change]:
     """Return the proven flags that cause a diagnosis, then its own changes."""
-    causing = proven_beside(view) if diagnosis.of_flags else proven(view)
-    first = [
-        _reasoned(
-            diagnosis,
-            view,
-            replace(set_flag(view, flag.arg, flag.to, flag.gain), why=flag.why, not_if=flag.not_if, cost=flag.cost),
-        )
-        for flag, effects in causing.items()
-        if diagnosis.of_flags or effects & diagnosis.groups
-    ]
+    first = [_reasoned(diagnosis, view, change) for change in _causing_flags(diagnosis, view)]
     if diagnosis.of_flags or any(change.arg in INSTEAD for change in first):
         return first  # while such a flag is set, nothing else helps
+    accepted = [offer for offer in _offers(diagnosis, view, beside) if is_accepted(view, offer)]
+    changes = [change for offer in accepted for change in (offer if isinstance(offer, tuple) else (offer,))]
+    return [*first, *(_reasoned(diagnosis, view, change) for change in changes)]
+
+
+def _causing_flags(diagnosis: Diagnosis, view: View) -> list[Change]:
+    """Return the changes of the flags that figures show to cause a diagnosis."""
+    proofs = proven_beside(view) if diagnosis.of_flags else proven(view)
+    causing = [flag for flag, effects in proofs.items() if diagnosis.of_flags or effects & diagnosis.groups]
+    return [
+        replace(set_flag(view, flag.arg, flag.to, flag.gain), why=flag.why, not_if=flag.not_if, cost=flag.cost)
+        for flag in causing
+    ]
+
+
+def _offers(diagnosis: Diagnosis, view: View, beside: Beside) -> list[Offer]:
+    """Return what a diagnosis advises for this view, else its remedy; words for people where neither gives a change."""
     remedy = diagnosis.remedy
     if diagnosis.advise is not None:
         offers = [*diagnosis.advise(view, beside)]
     else:
         offers = [set_flag(view, remedy.arg, remedy.to) if remedy.arg else say()]
     if not offers and not diagnosis.needs_advice:
-        offers = [say(words="no change of a flag is known that helps here" if remedy.arg else "")]
-    accepted = (offer if isinstance(offer, tuple) else (offer,) for offer in offers if is_accepted(view, offer))
-    return [*first, *(_reasoned(diagnosis, view, change) for group in accepted for change in group)]
+        return [say(words="no change of a flag is known that helps here" if remedy.arg else "")]
+    return offers
 
 
 def _reasoned(diagnosis: Diagnosis, view: View, change: Change) -> Change:

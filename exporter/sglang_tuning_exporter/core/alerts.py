@@ -87,23 +87,36 @@ class Clock:
     value: bool | None = None
 
     def pass_on(self, now: float, begun: float, *, holds: bool | None, hindered: bool) -> Alert | None:
-        """Take what holds now; return the alert that ends.
+        """Move on to `now`, where the condition holds or not; return the alert that ends.
 
-        begun: when the event of the row happened. hindered: a cause holds, so it does not begin before another `after`.
+        holds: None where nothing was measured. begun: when the event of the diagnosis happened. hindered: a cause
+        holds, so the alert begins only after another `after`.
         """
         if holds is None:
             return None
+        self._forget_before_break(now)
+        self.known = now
+        if not holds:
+            return self._calm_down(now)
+        self._begin(now, begun, hindered=hindered)
+        return None
+
+    def _forget_before_break(self, now: float) -> None:
+        """Start anew after a time in which nothing was measured; an alert that fires goes on."""
         if self.known is not None and now - self.known > UNKNOWN_SECONDS:
             self.since = self.calm = None
             self.value = True if self.firing is not None else None
-        self.known = now
-        if holds:
-            self.calm, self.since = None, begun if self.since is None else self.since
-            after = self.factor * self.row.after if self.after is None else self.after
-            wait = after * (2 if hindered else 1)
-            if self.firing is None and now - self.since >= wait:
-                self.firing, self.value = self.since + wait, True
-            return None
+
+    def _begin(self, now: float, begun: float, *, hindered: bool) -> None:
+        """Fire the alert once its condition has held for `after`."""
+        self.calm, self.since = None, begun if self.since is None else self.since
+        after = self.factor * self.row.after if self.after is None else self.after
+        wait = after * (2 if hindered else 1)
+        if self.firing is None and now - self.since >= wait:
+            self.firing, self.value = self.since + wait, True
+
+    def _calm_down(self, now: float) -> Alert | None:
+        """End the alert once its condition has not held for `until`; return the alert that ends."""
         self.since, self.calm = None, now if self.calm is None else self.calm
         if now - self.calm < self.factor * self.row.until:
             return None
@@ -160,18 +173,23 @@ class Clocks:
         """Go on from what `saved` returned; what cannot be read is left out."""
         for name, entry in saved.items() if isinstance(saved, dict) else ():
             clock = self.by_row.get(name)
-            if clock is None or not isinstance(entry, list) or len(entry) != 5 or not isinstance(entry[4], bool | None):
-                continue
-            if all(age is None or is_count(age) for age in entry[:4]):
+            if clock is not None and _is_saved_clock(entry):
+                *ages, clock.value = entry
                 clock.since, clock.calm, clock.known, clock.firing = (
-                    None if age is None else now - age for age in entry[:4]
+                    None if age is None else now - age for age in ages
                 )
-                clock.value = entry[4]
 
     @property
     def firing(self) -> list[Alert]:
         """The alerts that have not ended."""
         return [clock.alert(None) for clock in self.by_row.values() if clock.firing is not None]
+
+
+def _is_saved_clock(entry: object) -> bool:
+    """Whether a saved clock can be read: four ages, each a number or None, and the value of the alert."""
+    if not isinstance(entry, list) or len(entry) != 5 or not isinstance(entry[4], bool | None):
+        return False
+    return all(age is None or is_count(age) for age in entry[:4])
 
 
 def _event_at(row: Diagnosis, server: Server, now: float) -> float:

@@ -75,18 +75,27 @@ def _shares(totals: Totals) -> dict[str, dict[str, float]]:
 def command(
     judgement: Judgement, facts: Facts
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str, str], ...], tuple[str, ...]]:
-    """Return the command line with the changes of what limits the server, these changes, and remarks; empty where it is not known."""
-    changes: dict[str, object] = {}
-    for finding in judgement.findings:
-        for change in finding.changes if finding.is_limit else ():
-            if change.arg and change.arg not in changes and (change.to is not None or change.removes):
-                changes[change.arg] = None if change.removes and change.to is None else setting(change.to)
-    found = None if facts.cut else command_line(facts.release, facts.arguments, changes)
-    if found is None or not changes:
+    """Return the command line changed as the limits of the server ask, these changes, and remarks.
+
+    All three are empty where the present command line is not known or nothing on it changes.
+    """
+    values = _advised_values(judgement)
+    changed_line = None if facts.cut else command_line(facts.release, facts.arguments, values)
+    if changed_line is None or not values:
         return (), (), ()
-    line, changed, secrets = found
+    line, changed, secrets = changed_line
     note = f"Secrets are never read: add {', '.join(secrets)} again where the server has them now."
     return line, changed, (note,) if secrets else ()
+
+
+def _advised_values(judgement: Judgement) -> dict[str, object]:
+    """Return the value of each argument that the limits of the server ask for; None where its flag is removed."""
+    values: dict[str, object] = {}
+    changes = [change for finding in judgement.findings if finding.is_limit for change in finding.changes]
+    for change in changes:
+        if change.arg and (change.to is not None or change.removes):
+            values.setdefault(change.arg, None if change.to is None else setting(change.to))
+    return values
 
 
 def figures_of(view: View) -> dict[str, float]:
@@ -166,35 +175,53 @@ FIGURES: Mapping[str, tuple[str, str, str]] = {
 
 
 def compare(before: Judgement, after: Judgement) -> Comparison:
-    """Return how one log differs from the log before, by the last starts with figures of both, as a report has it.
+    """Return how one log differs from the log before, by the last loaded start of both, as a report has it.
 
-    Of a figure `change` is better, worse, different (neither is better) or same; `overall` is better, worse, mixed, same, or not_comparable
-    where a log has no loaded start.
+    The `change` of a figure is better, worse, different (neither is better) or same. `overall` is better, worse,
+    mixed, same, or not_comparable where a log has no loaded start.
     """
-    old, new = (next((start for start in reversed(each.starts) if start.figures), None) for each in (before, after))
-    changed, rows = dict[str, tuple[object, object]](), list[dict[str, Any]]()
+    old, new = _last_loaded_start(before), _last_loaded_start(after)
+    figures, changed = list[dict[str, Any]](), dict[str, tuple[object, object]]()
     if old is not None and new is not None:
-        for arg in sorted((old.arguments.keys() & new.arguments.keys()) - _DRAWN):
-            was, now = old.arguments[arg], new.arguments[arg]
-            if was != now and (was or now):
-                changed[arg] = was, now
-        for name, (words, unit, better) in FIGURES.items():
-            one, other = old.figures.get(name), new.figures.get(name)
-            if one is not None and other is not None and (one or other):
-                change = _change(unit, better, one, other)
-                rows.append({"name": words, "before": one, "after": other, "unit": unit, "change": change})
-    found = {change: [row["name"] for row in rows if row["change"] == change] for change in ("better", "worse")}
-    clear = [change for change, names in found.items() if names]
+        figures, changed = _compared_figures(old.figures, new.figures), _differing(old.arguments, new.arguments)
+    names = {
+        change: [figure["name"] for figure in figures if figure["change"] == change] for change in ("better", "worse")
+    }
+    clear = [change for change in names if names[change]]
     return {
         "against": before.sources,
-        "overall": "not_comparable" if not rows else "mixed" if len(clear) > 1 else next(iter(clear), "same"),
-        "words": "; ".join(f"{change}: {', '.join(found[change])}" for change in clear) or "no clear difference",
+        "overall": "not_comparable" if not figures else "mixed" if len(clear) > 1 else next(iter(clear), "same"),
+        "words": "; ".join(f"{change}: {', '.join(names[change])}" for change in clear) or "no clear difference",
         "changed_args": changed_args(changed),
-        "figures": rows,
+        "figures": figures,
     }
 
 
+def _last_loaded_start(judged: Judgement) -> Start | None:
+    """Return the last start of a log that served requests; None where there is none."""
+    return next((start for start in reversed(judged.starts) if start.figures), None)
+
+
+def _differing(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+    """Return the arguments of both starts whose values differ: before, after."""
+    names = sorted((old.keys() & new.keys()) - _DRAWN)
+    return {arg: (old[arg], new[arg]) for arg in names if old[arg] != new[arg] and (old[arg] or new[arg])}
+
+
+def _compared_figures(old: Mapping[str, float], new: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return the figures that both starts have, without those that are 0 in both."""
+    names = [name for name in FIGURES if name in old and name in new and (old[name] or new[name])]
+    return [_compared(old[name], new[name], *FIGURES[name]) for name in names]
+
+
+def _compared(before: float, after: float, words: str, unit: str, better: str) -> dict[str, Any]:
+    """Return a figure of both logs and how it changed."""
+    change = _change(unit, better, before, after)
+    return {"name": words, "before": before, "after": after, "unit": unit, "change": change}
+
+
 def _change(unit: str, better: str, before: float, after: float) -> str:
+    """Return whether a figure is better, worse, different (neither is better) or the same."""
     difference = after - before
     least = _SAME_SHARE if unit in {"share", "ratio"} else _SAME * max(abs(before), abs(after))
     if abs(difference) <= least:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import Event
@@ -34,7 +35,7 @@ def explain(lines: Iterable[bytes], number: int | None = None) -> str:
     """Say what the `number`-th line was read as; without a number, what the whole log was."""
     reader = Reader()
     if number is None:
-        return _whole(reader, lines)
+        return _log(reader, lines)
     carrier = ""
     for line, events, again in _read(reader, lines):
         if reader.number == number:
@@ -77,37 +78,53 @@ def _line(reader: Reader, line: bytes, events: tuple[Event, ...], again: list[Ev
     return "\n".join(text) + "\n"
 
 
-def _whole(reader: Reader, lines: Iterable[bytes]) -> str:
-    events, marked, around = Counter[str](), Counter[str](), Counter[str]()
-    carriers: dict[str, list[int]] = {}
-    uncounted = 0
-    for _, found, again in _read(reader, lines):
-        uncounted += len(again)
-        events.update(event.kind for event in found)
-        marked.update(event.kind for event in found if event.marked)
-        around[reader.around.lstrip(", ")] += reader.kind in events
-        if reader.trust.carrier_line == reader.number:
-            carriers.setdefault(reader.trust.carrier, []).append(reader.number)
-    events.update(event.kind for event in reader.end())
+@dataclass(slots=True)
+class _Counts:
+    """What a log held: events and marked events by kind, forms by the text around a line, lines that can carry text."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    marked: Counter[str] = field(default_factory=Counter)
+    around: Counter[str] = field(default_factory=Counter)
+    carriers: dict[str, list[int]] = field(default_factory=dict)  # numbers of lines by the kind of their text
+    uncounted: int = 0  # events that repeat another one
+
+
+def _log(reader: Reader, lines: Iterable[bytes]) -> str:
+    """Return what a log was read as: a table of its kinds of lines, and what was not counted."""
+    counts = _counted(reader, lines)
+    events, marked = counts.events, counts.marked
     text = [f"{reader.number} lines", "", f"{'lines read as':<16}{'lines':>9}{'events':>9}{'marked':>9}"]
     kinds = sorted(reader.lines | events, key=lambda kind: -reader.lines[kind])
     text += [f"{kind:<16}{reader.lines[kind]:>9}{events[kind] or '':>9}{marked[kind] or '':>9}" for kind in kinds]
-    text.append("")
-    text += [f"around {count} of SGLang's lines: {name}" for name, count in around.most_common(4) if name]
-    text += [
-        f"{count} x {name} not understood: printed by a newer release?"
-        for name, count in sorted(reader.unreadable.items())
-        if count
-    ]
-    if uncounted:
-        text.append(
-            f"{uncounted} x not counted: another rank or line said the same before, or SGLang retracts to test it"
-        )
-    for kind, numbers in carriers.items():
-        text.append(f"{len(numbers)} lines can carry text of others, first line {numbers[0]}: {CARRIERS[kind]}")
+    return "\n".join([*text, "", *_remarks(reader, counts)]) + "\n"
+
+
+def _counted(reader: Reader, lines: Iterable[bytes]) -> _Counts:
+    """Read a log to its end and count its events."""
+    counts = _Counts()
+    for _, events, again in _read(reader, lines):
+        counts.uncounted += len(again)
+        counts.events.update(event.kind for event in events)
+        counts.marked.update(event.kind for event in events if event.marked)
+        counts.around[reader.around.lstrip(", ")] += reader.kind in counts.events
+        if reader.trust.carrier_line == reader.number:
+            counts.carriers.setdefault(reader.trust.carrier, []).append(reader.number)
+    counts.events.update(event.kind for event in reader.end())
+    return counts
+
+
+def _remarks(reader: Reader, counts: _Counts) -> Iterator[str]:
+    """Give what stood around SGLang's lines, and the lines that were not understood, not counted or not trusted."""
+    yield from (f"around {count} of SGLang's lines: {name}" for name, count in counts.around.most_common(4) if name)
+    unreadable = [(name, count) for name, count in sorted(reader.unreadable.items()) if count]
+    yield from (f"{count} x {name} not understood: printed by a newer release?" for name, count in unreadable)
+    if counts.uncounted:
+        why = "another rank or line said the same before, or SGLang retracts to test it"
+        yield f"{counts.uncounted} x not counted: {why}"
+    for kind, numbers in counts.carriers.items():
+        yield f"{len(numbers)} lines can carry text of others, first line {numbers[0]}: {CARRIERS[kind]}"
     if reader.unread:
-        text.append(f"not counted at once, in a form that was not known: {_shown(reader.unread)}")
-    return "\n".join(text) + "\n"
+        yield f"not counted at once, in a form that was not known: {_shown(reader.unread)}"
 
 
 def _reason(reader: Reader, line: bytes) -> str:

@@ -65,20 +65,34 @@ def judge(view: View) -> Judgement:
 
 
 def weigh(view: View) -> Measured:
-    """Measure every diagnosis and leave out those that another one explains: all that the passing of time needs."""
+    """Return every figure, and the diagnoses that hold without those that another one explains: enough for alerts."""
     view = explained_by_flag(explained(view))
-    figures = {row.id: figure for row in ALL if (figure := measure(row, view)) is not None}
-    holds = {row for row in ALL if row.id in figures and figures[row.id].holds} if not view.stopped else set()
+    figures = {diagnosis.id: figure for diagnosis in ALL if (figure := measure(diagnosis, view)) is not None}
+    left = _unexplained(_holding(view, figures), view.profile)
+    others = {diagnosis: tuple(other for other in left if other is not diagnosis) for diagnosis in left}
+    return Measured(
+        view, figures, tuple(diagnosis.id for diagnosis in left if diagnosis.matters(view, others[diagnosis]))
+    )
+
+
+def _holding(view: View, figures: Mapping[str, Figure]) -> set[Diagnosis]:
+    """Return the diagnoses whose figure is on the bad side of its limit; none of a server that was stopped.
+
+    If the line that explains a crash denies that memory ran out, the diagnoses that say so do not hold.
+    """
+    if view.stopped:
+        return set()
+    holds = {diagnosis for diagnosis in ALL if diagnosis.id in figures and figures[diagnosis.id].holds}
     denies = view.explanation is not None and view.explanation.denies_memory
-    if denies and any(row.death == "crash" for row in holds):
-        holds = {row for row in holds if not row.deniable}
-    left = [
-        row
-        for row in ALL
-        if row in holds and row.id not in view.profile.accepts and holds.isdisjoint(better_explained_by(row))
-    ]
-    mattering = (row for row in left if row.matters(view, tuple(other for other in left if other is not row)))
-    return Measured(view, figures, tuple(row.id for row in mattering))
+    if denies and any(diagnosis.death == "crash" for diagnosis in holds):
+        return {diagnosis for diagnosis in holds if not diagnosis.deniable}
+    return holds
+
+
+def _unexplained(holds: set[Diagnosis], profile: profiles.Profile) -> list[Diagnosis]:
+    """Return the diagnoses that hold, causes first, without muted ones and those that another one explains better."""
+    heard = (diagnosis for diagnosis in ALL if diagnosis in holds and diagnosis.id not in profile.accepts)
+    return [diagnosis for diagnosis in heard if holds.isdisjoint(better_explained_by(diagnosis))]
 
 
 def judgement_of(measured: Measured, found: tuple[Finding, ...]) -> Judgement:
@@ -118,13 +132,15 @@ class Measured:
         view = self.view
         if view.starting or view.stopped:
             return STARTING if view.starting else STOPPED
-        if view.has_enough_load and view.waits_unexplained_yet:
+        if not view.has_enough_load:
+            return IDLE if _is_idle(view) else NOT_ENOUGH
+        if view.waits_unexplained_yet:
             return NOT_ENOUGH
-        if view.has_enough_load and view.scraped:
-            return HEALTHY if _is_served(view) else NOT_ENOUGH if view.hung else UNEXPLAINED
-        idle = view.idle > 0 and view.idle >= view.served and not view.busy
-        is_idle = idle and view.served < view.profile.enough_serving_seconds
-        return NO_LIMIT if view.has_enough_load else IDLE if is_idle else NOT_ENOUGH
+        if not view.scraped:
+            return NO_LIMIT
+        if _is_served(view):
+            return HEALTHY
+        return NOT_ENOUGH if view.hung else UNEXPLAINED
 
     @property
     def checks(self) -> Mapping[str, Figure | None]:
@@ -158,6 +174,12 @@ class Measured:
         death = down or (crash if self.view.has_ended else None)
         unproven = death is not None and Group.FAILURE in row.groups and row not in self.causes(death)
         return unproven, -URGENCY[row.severity], place(row)
+
+
+def _is_idle(view: View) -> bool:
+    """Whether no request came for at least half of the time."""
+    idle = view.idle > 0 and view.idle >= view.served and not view.busy
+    return idle and view.served < view.profile.enough_serving_seconds
 
 
 def _is_served(view: View) -> bool:
@@ -203,7 +225,7 @@ def said_at_once(verdict: str, found: tuple[Finding, ...]) -> str:
 
 
 def short_load(view: View) -> str:
-    """Say what a load too short for a verdict showed."""
+    """Return a sentence about a load that was too short for a verdict."""
     totals = view.totals
     if view.silent_seconds:
         return f"Requests run, and no token has been sent for {view.silent_seconds:.0f} s."
@@ -214,16 +236,21 @@ def short_load(view: View) -> str:
     elif not view.served and not view.now:
         words = "Its batches have no time, so their load cannot be judged"
     else:
-        served = f"{view.served:.0f} s" if view.served >= 1 else "less than 1 s"
-        figures = []
-        if totals["most_queued"]:
-            figures = [f"mean wait {view.wait:.1f} s"] if view.wait else []
-            figures.append(f"queue up to {totals['most_queued']:,.0f}")
-        if totals["most_usage"] >= view.profile.token_usage_target:
-            figures.append(f"the KV cache up to {100 * totals['most_usage']:.0f} % full")
-        words = f"The load of {served} was too short for a verdict{': ' if figures else ''}{', '.join(figures)}"
+        words = _short_load_with_figures(view)
     retracted = _retracted(view)
     return f"{words}, and {retracted}." if retracted else f"{words}."
+
+
+def _short_load_with_figures(view: View) -> str:
+    """Return how long a short load was, how long requests waited in it, and how full the KV cache became."""
+    served, totals = f"{view.served:.0f} s" if view.served >= 1 else "less than 1 s", view.totals
+    figures = []
+    if totals["most_queued"]:
+        figures = [f"mean wait {view.wait:.1f} s"] if view.wait else []
+        figures.append(f"queue up to {totals['most_queued']:,.0f}")
+    if totals["most_usage"] >= view.profile.token_usage_target:
+        figures.append(f"the KV cache up to {100 * totals['most_usage']:.0f} % full")
+    return f"The load of {served} was too short for a verdict{': ' if figures else ''}{', '.join(figures)}"
 
 
 def _retracted(view: View) -> str:

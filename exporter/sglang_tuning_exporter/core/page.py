@@ -19,7 +19,7 @@ from sglang_tuning_exporter import __version__
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core import answer as words
 from sglang_tuning_exporter.core.diagnoses import BY_ID
-from sglang_tuning_exporter.core.findings import URGENCY, Judgement, Start, ended
+from sglang_tuning_exporter.core.findings import URGENCY, Finding, Judgement, Start, ended
 from sglang_tuning_exporter.sglang.clean import clean_for_page
 
 # Figures over time as inline SVG: a line with its range, the healthy band, a limit, marks, and stretches of time.
@@ -34,6 +34,7 @@ _NEAR = 2.0  # times the highest value: a bound beyond it is not on the scale
 
 
 Value: TypeAlias = "tuple[float, float | None]"  # a time and a figure; None where it is not known, and the line breaks
+Piece: TypeAlias = "list[tuple[float, list[float]]]"  # an unbroken part of a line: places, with the values there
 Span: TypeAlias = "tuple[float, float, str, str]"  # a stretch of time, its class in the style sheet, its words
 
 
@@ -100,35 +101,22 @@ class Chart:
         marks: Iterable[float] = (),
         bars: bool = False,
     ) -> tuple[Markup, float]:
-        """Draw a figure; return the picture and the top of its scale.
+        """Return the picture of a figure over time, and the top of its scale.
 
-        words: describe it for a screen reader. band: what is healthy (None: open on that side). limit: cannot be passed. least: the scale
-        is at least so high. marks: ticks at the upper edge.
+        words: describe the picture for a screen reader. band: the healthy range (None: open on that side). limit: a
+        value that cannot be passed. least: the least top of the scale. marks: times of ticks at the upper edge. bars:
+        a bar for each value in place of a line.
         """
-        lower, upper = band
-        top = _top(values, (lower, upper, limit), least)
-
-        def y(value: float) -> float:
-            return round(HEIGHT - (HEIGHT - _ABOVE) * min(max(value / top, 0.0), 1.0), 1)
-
+        top = _top(values, (*band, limit), least)
         parts = [self._block(span, HEIGHT, "shade") + "/>" for span in self.shades]
-        if lower is not None or upper is not None:
-            high, low = y(top if upper is None else upper), y(lower or 0.0)
-            parts.append(f'<rect class="band" x="0" y="{high}" width="{WIDTH}" height="{max(low - high, 0.0):.1f}"/>')
+        parts += _band(*band, top)
         parts += [f'<path class="grid" d="M{WIDTH * place / 100:g} 0V{HEIGHT}"/>' for place, _ in self.ticks()]
         parts.append(f'<path class="base" d="M0 {HEIGHT - 0.5}H{WIDTH}"/>')
         if limit is not None and limit <= top:
-            parts.append(f'<path class="limit" d="M0 {y(limit)}H{WIDTH}"/>')
+            parts.append(f'<path class="limit" d="M0 {_y(limit, top)}H{WIDTH}"/>')
+        draw = _bars if bars else _line
         for piece in self._pieces(values):
-            if bars:
-                parts += [f'<path class="mark" d="M{x} {HEIGHT}V{y(max(found))}"/>' for x, found in piece if max(found)]
-                continue
-            there = [f"{x} {y(sum(found) / len(found))}" for x, found in piece]
-            if any(min(found) < max(found) for _, found in piece):
-                edge = [f"{x} {y(max(found))}" for x, found in piece]
-                edge += [f"{x} {y(min(found))}" for x, found in reversed(piece)]
-                parts.append(f'<path class="area" d="M{"L".join(edge)}Z"/>')
-            parts.append(f'<path class="line" d="M{"L".join(there)}{"h2" if len(there) == 1 else ""}"/>')
+            parts += draw(piece, top)
         parts += [f'<path class="mark" d="M{self.x(time)} 0v8"/>' for time in marks]
         return _svg(parts, HEIGHT, words), top
 
@@ -145,9 +133,9 @@ class Chart:
         width = round(max(self.x(end) - left, 2.0), 1)  # a short one stays visible
         return f'<rect class="{kind} {style}" x="{left}" y="0" width="{width}" height="{height}"'
 
-    def _pieces(self, values: Sequence[Value]) -> list[list[tuple[float, list[float]]]]:
-        """Return unbroken pieces of the line: places, each with the values there."""
-        pieces: list[list[tuple[float, list[float]]]] = [[]]
+    def _pieces(self, values: Sequence[Value]) -> list[Piece]:
+        """Return the unbroken pieces of the line."""
+        pieces: list[Piece] = [[]]
         for time, value in values:
             x = round(self.x(time) * _COLUMNS / WIDTH) * WIDTH / _COLUMNS
             if value is None:
@@ -158,6 +146,36 @@ class Chart:
             else:
                 pieces[-1].append((x, [value]))
         return [piece for piece in pieces if piece]
+
+
+def _y(value: float, top: float) -> float:
+    """Return the vertical place of a value on a scale from 0 to `top`."""
+    return round(HEIGHT - (HEIGHT - _ABOVE) * min(max(value / top, 0.0), 1.0), 1)
+
+
+def _band(lower: float | None, upper: float | None, top: float) -> list[str]:
+    """Draw the healthy range behind a line; nothing where there is none."""
+    if lower is None and upper is None:
+        return []
+    high, low = _y(top if upper is None else upper, top), _y(lower or 0.0, top)
+    return [f'<rect class="band" x="0" y="{high}" width="{WIDTH}" height="{max(low - high, 0.0):.1f}"/>']
+
+
+def _bars(piece: Piece, top: float) -> list[str]:
+    """Draw a bar at each place whose highest value is above 0."""
+    highest = [(x, max(values)) for x, values in piece]
+    return [f'<path class="mark" d="M{x} {HEIGHT}V{_y(value, top)}"/>' for x, value in highest if value]
+
+
+def _line(piece: Piece, top: float) -> list[str]:
+    """Draw the line of means over the area between the lowest and the highest values."""
+    means = [f"{x} {_y(sum(values) / len(values), top)}" for x, values in piece]
+    line = f'<path class="line" d="M{"L".join(means)}{"h2" if len(means) == 1 else ""}"/>'
+    if all(min(values) == max(values) for _, values in piece):
+        return [line]
+    edge = [f"{x} {_y(max(values), top)}" for x, values in piece]
+    edge += [f"{x} {_y(min(values), top)}" for x, values in reversed(piece)]
+    return [f'<path class="area" d="M{"L".join(edge)}Z"/>', line]
 
 
 def _top(values: Iterable[Value], bounds: Iterable[float | None], least: float) -> float:
@@ -214,28 +232,11 @@ def page(
     against: words.Comparison | None = None,
     live: Mapping[str, object] | None = None,
 ) -> str:
-    """Return the page; `live`: what only that of a running server has, by its names in the template."""
-    chart = None
-    if live is None and judged.begin is not None and judged.end is not None and judged.end > judged.begin:
-        shades = tuple(
-            (each.at, judged.end if each.until is None else each.until, each.severity, "")
-            for each in judged.alerts
-            if each.severity != "info"  # it often holds for the whole log, and would only tint the page
-        )
-        chart = Chart(judged.begin, judged.end, judged.is_dated, shades)
+    """Return the page of a judgement; `live`: values that only the page of a running server has, by template name."""
+    chart = _chart(judged) if live is None else None
     last = judged.starts[-1] if judged.starts else None
     arguments = last.arguments if last else {}
-    sections = [each for each in judged.findings if each.is_main]
-    follows, chances = [], [each for each in judged.findings if not each.is_main]
-    if (
-        live is not None
-    ):  # what another finding causes has that one's advice; the verdict comes first, then the most urgent
-        follows = [each for each in sections if each.because and each is not judged.own]
-        sections = [each for each in sections if each not in follows]
-        sections.sort(key=lambda each: (each is not judged.own, -URGENCY[each.severity]))
-        row = BY_ID.get(judged.verdict)
-        if row is not None and row.any_load and row.severity == "critical":  # a failure: nothing could also be better
-            chances = []
+    sections, follows, chances = _findings_of_log(judged) if live is None else _findings_of_server(judged)
     return render(
         "report.html",
         policy=POLICY,
@@ -255,6 +256,38 @@ def page(
         memory_parts=_memory_parts,
         shows_memory=last is not None and "device" not in last.memory and bool(_memory_parts(last)),
     )
+
+
+def _chart(judged: Judgement) -> Chart | None:
+    """Return the time that the pictures of a log show; None where the log has no times."""
+    if judged.begin is None or judged.end is None or judged.end <= judged.begin:
+        return None
+    # An info often holds for the whole log, and would only tint the page.
+    alerts = [alert for alert in judged.alerts if alert.severity != "info"]
+    shades = tuple(
+        (alert.at, judged.end if alert.until is None else alert.until, alert.severity, "") for alert in alerts
+    )
+    return Chart(judged.begin, judged.end, judged.is_dated, shades)
+
+
+def _findings_of_log(judged: Judgement) -> tuple[list[Finding], list[Finding], list[Finding]]:
+    """Return the main findings, no findings that only follow from others, and the opportunities."""
+    sections = [finding for finding in judged.findings if finding.is_main]
+    return sections, [], [finding for finding in judged.findings if not finding.is_main]
+
+
+def _findings_of_server(judged: Judgement) -> tuple[list[Finding], list[Finding], list[Finding]]:
+    """Return the main findings, the verdict first, then the most urgent; their consequences; and the opportunities.
+
+    A consequence has the advice of its cause. After a failure no opportunity is shown: nothing could also be better.
+    """
+    main, _, chances = _findings_of_log(judged)
+    follows = [finding for finding in main if finding.because and finding is not judged.own]
+    sections = [finding for finding in main if finding not in follows]
+    sections.sort(key=lambda finding: (finding is not judged.own, -URGENCY[finding.severity]))
+    diagnosis = BY_ID.get(judged.verdict)
+    is_failure = diagnosis is not None and diagnosis.any_load and diagnosis.severity == "critical"
+    return sections, follows, [] if is_failure else chances
 
 
 def _lanes(judged: Judgement, chart: Chart) -> list[tuple[str, Markup]]:

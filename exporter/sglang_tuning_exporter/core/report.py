@@ -23,6 +23,7 @@ from sglang_tuning_exporter.core.diagnoses import BY_ID, adapted
 from sglang_tuning_exporter.core.findings import (
     FIRST_DATED_SECOND,
     URGENCY,
+    Alert,
     Change,
     Figure,
     Finding,
@@ -118,35 +119,28 @@ def document(judged: Judgement, against: answer.Comparison | None = None) -> Doc
     """Return the report as JSON (docs/report.schema.json): every key is there, `null` where the log does not show a figure."""
     own, begin, last = judged.own, judged.begin or 0.0, judged.starts[-1] if judged.starts else None
     first_run = 1 if not judged.starts or judged.starts[0].arguments else 0  # 0: it began before the log
-    whole = _stretch(begin, judged.end, begin)
+    release, seconds = last.release if last else None, _stretch(begin, judged.end, begin)["seconds"]
     made: Document = plain({
         "schema_version": SCHEMA_VERSION,
         "sources": judged.sources,
         "profile": judged.profile,
         "span": {
-            "start": _iso(judged.begin), "end": _iso(judged.end), "seconds": whole["seconds"],
+            "start": _iso(judged.begin), "end": _iso(judged.end), "seconds": seconds,
             "serving_seconds": judged.serving_seconds, "idle_seconds": judged.idle_seconds,
         },
-        "server": {"version": last.release if last else None, "args": last.arguments if last else {}},
+        "server": {"version": release, "args": last.arguments if last else {}},
         "verdict": judged.verdict,
         "sentence": judged.sentence,
         "severity": judged.severity,
         "confidence": own.confidence if own else None,
         "mostly": {"verdict": judged.mostly[0], "share": judged.mostly[1]} if judged.mostly else None,
-        "findings": [_finding(each, begin, judged.sources) for each in judged.findings],
-        "command": None if not judged.command else {
-            "text": " ".join(judged.command), "release": last.release if last else None,
-            "changes": [dict(zip(("flag", "current", "suggested"), each, strict=True)) for each in judged.command_changes],
-            "notes": judged.command_notes,
-        },
-        "alerts": [
-            {
-                "alert": each.alert, "diagnosis": each.diagnosis, "severity": each.severity,
-                **_stretch(each.at, judged.end if each.until is None else each.until, begin), "ongoing": each.until is None,
-            }
-            for each in judged.alerts
+        "findings": [_finding(finding, begin, judged.sources) for finding in judged.findings],
+        "command": _command(judged, release),
+        "alerts": [_alert(alert, judged.end, begin) for alert in judged.alerts],
+        "course": [
+            {"what": stretch.what, **_stretch(stretch.begin, stretch.end, begin), "words": stretch.words}
+            for stretch in judged.course
         ],
-        "course": [{"what": each.what, **_stretch(each.begin, each.end, begin), "words": each.words} for each in judged.course],
         "shares": judged.shares,
         "counts": _nested(dict.fromkeys(_COUNTS, 0) | {name: count for name, count in judged.counts.items() if count}),
         "marked": _nested(judged.marked),
@@ -165,13 +159,23 @@ def document(judged: Judgement, against: answer.Comparison | None = None) -> Doc
 
 
 def plain(value: object, depth: int = 16) -> Any:
-    """Return a value as JSON can hold it: whole numbers as int, None for what is no number."""
+    """Return a value as JSON can hold it; collections below `depth` levels are cut to "…"."""
     if isinstance(value, Mapping):
         return {str(key): plain(item, depth - 1) for key, item in value.items()} if depth else "…"
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item, depth - 1) for item in value] if depth else "…"
-    if isinstance(value, float):
-        return None if not math.isfinite(value) else int(value) if value.is_integer() else round(value, 6)
+    return _plain_number(value) if isinstance(value, float) else _plain_word(value)
+
+
+def _plain_number(value: float) -> float | None:
+    """Return a whole number as int, another one with six digits after the point, and None for NaN and infinity."""
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() else round(value, 6)
+
+
+def _plain_word(value: object) -> object:
+    """Return a word, a whole number, a switch or None as it is, and the text of every other value."""
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
@@ -202,6 +206,23 @@ def _finding(finding: Finding, begin: float, sources: Sequence[str]) -> Document
         "last_seen": seen["end"], "at": seen["at"], "seconds": finding.seconds, "notes": finding.notes,
         "explained_by": _explained_by(finding, sources),
     }  # fmt: skip
+
+
+def _command(judged: Judgement, release: str | None) -> Document | None:
+    """Return the command line with its changes; None where the present one is not known."""
+    if not judged.command:
+        return None
+    names = ("flag", "current", "suggested")
+    changes = [dict(zip(names, change, strict=True)) for change in judged.command_changes]
+    return {"text": " ".join(judged.command), "release": release, "changes": changes, "notes": judged.command_notes}
+
+
+def _alert(alert: Alert, end: float | None, begin: float) -> Document:
+    """Return a notification that would have been sent; one that still fires lasts to the end of the log."""
+    is_ongoing = alert.until is None
+    times = _stretch(alert.at, end if is_ongoing else alert.until, begin)
+    named = {"alert": alert.alert, "diagnosis": alert.diagnosis, "severity": alert.severity}
+    return {**named, **times, "ongoing": is_ongoing}
 
 
 def _explained_by(finding: Finding, sources: Sequence[str]) -> Document | None:
