@@ -115,7 +115,7 @@ class Exporter:
     def _clock(self, *, ran_before: bool) -> Clock:
         clock = Clock(BY_ID[DIAGNOSIS])
         if ran_before:
-            clock.value, clock.calm = False, -clock.row.until
+            clock.value, clock.calm = False, -clock.diagnosis.until
         return clock
 
 

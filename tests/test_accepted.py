@@ -104,7 +104,7 @@ def test_a_wait_that_is_no_duration_is_refused(value: str) -> None:
 
 
 def test_an_alert_begins_after_the_users_wait_and_others_after_their_own() -> None:
-    clocks = Clocks(adapted("online", waits={"queue_too_long": 900.0})).by_row
+    clocks = Clocks(adapted("online", waits={"queue_too_long": 900.0})).by_diagnosis
     for name, wait in (("queue_too_long", 900), ("retracting_too_often", 300)):
         clock = clocks[name]
         for at in range(0, wait, 15):

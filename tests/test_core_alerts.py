@@ -74,7 +74,7 @@ VIEW = view_of(Watch(PROFILES["online"], BEGIN, reads=True, scrapes=True).server
 def words_over(*taken: tuple[float, Change], firing: dict[str, float] | None = None) -> Words:
     words = Words()
     for at, change in taken:
-        words.take(judgement("running_at_limit", change), VIEW, at, firing or {})
+        words.take_judgement(judgement("running_at_limit", change), VIEW, at, firing or {})
     return words
 
 
@@ -94,15 +94,15 @@ def test_the_advice_of_an_alert_is_that_of_the_moment_when_it_begins(begins: flo
     firing = {} if begins is None else {"running_at_limit": begins}
     words = words_over((0.0, limit(16)), firing={})
     for at, change in ((255.0, limit(32)), (270.0, limit(24))):
-        words.take(judgement("running_at_limit", change), VIEW, at, firing)
+        words.take_judgement(judgement("running_at_limit", change), VIEW, at, firing)
     assert words.advice["running_at_limit"][0][2] == suggested
 
 
 def test_advice_goes_ten_minutes_after_its_diagnosis() -> None:
     words = words_over((0.0, limit(16)))
-    words.take(Judgement("healthy", "", "none", (), {}), VIEW, 590.0, {})
+    words.take_judgement(Judgement("healthy", "", "none", (), {}), VIEW, 590.0, {})
     kept = dict(words.advice)
-    words.take(Judgement("healthy", "", "none", (), {}), VIEW, 620.0, {})
+    words.take_judgement(Judgement("healthy", "", "none", (), {}), VIEW, 620.0, {})
     assert (list(kept), words.advice) == (["running_at_limit"], {})
 
 
@@ -186,8 +186,8 @@ def test_counts_ledger_words_and_alerts_go_on() -> None:
     again = restarted(beside, 700)
     assert again.burn_rates.saved(BEGIN + 720) == beside.watch.burn_rates.saved(BEGIN + 720)
     assert again.server.counted == {name: value for name, value in beside.watch.server.counted.items() if value}
-    assert {name for name, clock in again.clocks.by_row.items() if clock.value} == {
-        name for name, clock in beside.watch.clocks.by_row.items() if clock.value
+    assert {name for name, clock in again.clocks.by_diagnosis.items() if clock.value} == {
+        name for name, clock in beside.watch.clocks.by_diagnosis.items() if clock.value
     }
     assert {name: words for name, (words, _) in again.words.advice.items()} == {
         name: words for name, (words, _) in beside.watch.words.advice.items()
@@ -244,7 +244,7 @@ def test_three_starts_in_half_an_hour_are_a_loop(starts: tuple[float, ...], *, f
 
 def fires(beside: Beside, name: str, at: float) -> bool | None:
     beside.judge(at)
-    return beside.watch.clocks.by_row[name].value
+    return beside.watch.clocks.by_diagnosis[name].value
 
 
 def test_a_crash_is_over_ten_minutes_after_the_server_is_back() -> None:

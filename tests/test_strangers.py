@@ -51,7 +51,7 @@ def lost(reason: str, *, after_pages: int = 0) -> Beside:
 
 
 def firing(beside: Beside) -> set[str]:
-    return {name for name, clock in beside.watch.clocks.by_row.items() if clock.firing is not None}
+    return {name for name, clock in beside.watch.clocks.by_diagnosis.items() if clock.firing is not None}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
-"""What is said over time: conditions, alerts that last, words that stand. Pure; times are the caller's.
+"""Conditions, alerts and advice of a server over time. Pure; times are the caller's.
 
-An alert is 1 once its condition was above the limit for `after`, 0 once it was not for `until`, between them the last word. A consequence
-does not begin while its cause holds, for at most another `after`; once begun, it stays until its own condition ends.
+An alert is 1 once its condition has been above the limit for `after`, and 0 once it has not been for `until`; in
+between it keeps its last value. While a cause holds, the alert of its consequence begins later, by at most another
+`after`. Once it has begun, it lasts until its own condition ends.
 
-Words become labels of series, so they hold no measured figure and change rarely: figures are in the conditions and on the page.
+Words become labels of series. They hold no measured figure and change rarely: figures are in the conditions and on the
+page.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from sglang_tuning_exporter.core.judge import (
 from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.core.view import View
 
-UNKNOWN_SECONDS = 60.0  # a break of knowledge of more than this is a start
-KEPT_SECONDS = 600.0  # in which advice keeps its words, unless the flag was set or its alert begins
+UNKNOWN_SECONDS = 60.0  # without a measurement, after which a clock starts anew
+KEPT_SECONDS = 600.0  # for which advice keeps its words, unless the flag was set or its alert begins
 LONGEST_TEXT = 200
 TOO_LITTLE = "Too little was seen for a verdict."
-# The words of the first change of a diagnosis, as labels: why, when it will not help and what it costs are the last three.
+# The first change of a diagnosis as labels: `text` is why, `not_if` when it will not help.
 ADVICE = ("flag", "current", "suggested", "text", "not_if", "cost")
 
 
@@ -40,20 +42,23 @@ ADVICE = ("flag", "current", "suggested", "text", "not_if", "cost")
 
 
 def conditions(measured: Measured) -> Iterator[tuple[str, float, float]]:
-    """Give the figure and the limit of each row with an alert that was measured, turned so that above the limit is bad."""
-    for row in ALL:
-        figure = measured.figures.get(row.id)
-        if row.id in measured.view.profile.accepts:
+    """Give name, figure and limit of each measured diagnosis with an alert, turned so that above the limit is bad."""
+    for diagnosis in ALL:
+        figure = measured.figures.get(diagnosis.id)
+        if diagnosis.id in measured.view.profile.accepts:
             continue
-        if row.alert and figure is not None and figure.limit is not None:
-            # What another row explains better is not above its limit.
-            explained = figure.holds and row.id not in measured.holding
+        if diagnosis.alert and figure is not None and figure.limit is not None:
+            # A diagnosis that another one explains better is not above its limit.
+            is_explained = figure.holds and diagnosis.id not in measured.holding
             value, limit = turned(figure)
-            yield row.id, min(value, limit) if explained else value, limit
+            yield diagnosis.id, min(value, limit) if is_explained else value, limit
 
 
 def turned(figure: Figure) -> tuple[float, float]:
-    """Return value and limit so that above the limit is bad: a share below its limit as the rest, other figures as what is missing."""
+    """Return value and limit so that above the limit is bad.
+
+    Of a figure that is bad below its limit the caller gets the rest to 1 if it is a share, else what is missing.
+    """
     limit = figure.limit or 0.0
     if figure.side != "below":
         return figure.value, limit
@@ -61,13 +66,13 @@ def turned(figure: Figure) -> tuple[float, float]:
 
 
 def scale_out_helps(judgement: Judgement) -> bool | None:
-    """Return whether another replica would take load off this server; None if not known."""
-    row = BY_ID.get(judgement.verdict)
-    if row is None:
+    """Return whether another replica would take load off this server; None if that is not known."""
+    diagnosis = BY_ID.get(judgement.verdict)
+    if diagnosis is None:
         return None if judgement.verdict in {NOT_ENOUGH, STARTING, STOPPED} else False
-    if row.replica == "after a flag":
+    if diagnosis.replica == "after a flag":
         return not any(change.flag for change in (judgement.own.changes if judgement.own is not None else ()))
-    return None if row.replica == "unknown" else row.replica == "helps"
+    return None if diagnosis.replica == "unknown" else diagnosis.replica == "helps"
 
 
 # Alerts
@@ -75,15 +80,18 @@ def scale_out_helps(judgement: Judgement) -> bool | None:
 
 @dataclass(slots=True)
 class Clock:
-    """The alert of one row. `value`: True, False, or None while it is not known; times are those of the caller."""
+    """The alert of one diagnosis over time.
 
-    row: Diagnosis
-    factor: float = 1.0  # times `until`
-    after: float | None = None  # in place of the row's
-    since: float | None = None  # above the limit
-    calm: float | None = None  # at or below it
-    known: float | None = None  # measured last
-    firing: float | None = None  # since when it is True
+    `value`: whether it fires; None until enough time was measured.
+    """
+
+    diagnosis: Diagnosis
+    factor: float = 1.0  # by which the times of the diagnosis are multiplied
+    after: float | None = None  # in place of that of the diagnosis
+    since: float | None = None  # when the condition began to hold
+    calm: float | None = None  # when it ceased to hold
+    known: float | None = None  # when it was measured last
+    firing: float | None = None  # when the alert began
     value: bool | None = None
 
     def pass_on(self, now: float, begun: float, *, holds: bool | None, hindered: bool) -> Alert | None:
@@ -98,7 +106,7 @@ class Clock:
         self.known = now
         if not holds:
             return self._calm_down(now)
-        self._begin(now, begun, hindered=hindered)
+        self._rise(now, begun, hindered=hindered)
         return None
 
     def _forget_before_break(self, now: float) -> None:
@@ -107,10 +115,10 @@ class Clock:
             self.since = self.calm = None
             self.value = True if self.firing is not None else None
 
-    def _begin(self, now: float, begun: float, *, hindered: bool) -> None:
+    def _rise(self, now: float, begun: float, *, hindered: bool) -> None:
         """Fire the alert once its condition has held for `after`."""
         self.calm, self.since = None, begun if self.since is None else self.since
-        after = self.factor * self.row.after if self.after is None else self.after
+        after = self.factor * self.diagnosis.after if self.after is None else self.after
         wait = after * (2 if hindered else 1)
         if self.firing is None and now - self.since >= wait:
             self.firing, self.value = self.since + wait, True
@@ -118,61 +126,61 @@ class Clock:
     def _calm_down(self, now: float) -> Alert | None:
         """End the alert once its condition has not held for `until`; return the alert that ends."""
         self.since, self.calm = None, now if self.calm is None else self.calm
-        if now - self.calm < self.factor * self.row.until:
+        span = self.factor * self.diagnosis.until
+        if now - self.calm < span:
             return None
         self.value = False
         if self.firing is None:
             return None
-        alert, self.firing = self.alert(self.calm + self.factor * self.row.until), None
+        alert, self.firing = self.alert(self.calm + span), None
         return alert
 
     def alert(self, until: float | None) -> Alert:
-        """Return what is or was notified."""
-        return Alert(self.row.alert, self.row.id, self.row.severity, self.firing or 0.0, until)
+        """Return the notification that was sent, with the time of its end; None while it fires."""
+        diagnosis = self.diagnosis
+        return Alert(diagnosis.alert, diagnosis.id, diagnosis.severity, self.firing or 0.0, until)
 
 
 class Clocks:
-    """The clocks of all rows that have an alert, but of those that the user accepts."""
+    """The clocks of all diagnoses that have an alert, without those that the user accepts."""
 
     def __init__(self, profile: profiles.Profile) -> None:
-        self.by_row = {
-            row.id: Clock(row, profile.alert_wait, profile.wait_of(row.id, row.after))
-            for row in ALL
-            if row.alert and row.id not in profile.accepts
+        self.by_diagnosis = {
+            diagnosis.id: Clock(diagnosis, profile.alert_wait, profile.wait_of(diagnosis.id, diagnosis.after))
+            for diagnosis in ALL
+            if diagnosis.alert and diagnosis.id not in profile.accepts
         }
 
     def pass_on(self, measured: Measured, server: Server, now: float) -> list[Alert]:
-        """Take what was measured; return the alerts that end."""
+        """Move all clocks on to `now`; return the alerts that end."""
         holding = set(measured.diagnoses)
-        firing = {clock.row for clock in self.by_row.values() if clock.firing is not None} & holding
+        firing = {clock.diagnosis for clock in self.by_diagnosis.values() if clock.firing is not None} & holding
         ended = []
-        for name, clock in self.by_row.items():
-            row, figure = clock.row, measured.figures.get(name)
-            causes = () if holding.isdisjoint(causes_of(row)) else measured.causes(row)
-            hindered = not holding.isdisjoint(causes) and not row.notified_beside_causes
-            if clock.firing is None and hindered and not firing.isdisjoint(causes):
+        for name, clock in self.by_diagnosis.items():
+            diagnosis = clock.diagnosis
+            causes = _delaying(diagnosis, measured, holding)
+            if clock.firing is None and not firing.isdisjoint(causes):
                 continue  # somebody has been called for the cause
-            holds = None if figure is None else row in holding
-            alert = clock.pass_on(now, _event_at(row, server, now), holds=holds, hindered=hindered)
-            if alert is not None:
-                ended.append(alert)
-        return ended
+            holds = None if name not in measured.figures else diagnosis in holding
+            begun, is_hindered = _event_at(diagnosis, server, now), not holding.isdisjoint(causes)
+            ended.append(clock.pass_on(now, begun, holds=holds, hindered=is_hindered))
+        return [alert for alert in ended if alert is not None]
 
     def saved(self, now: float) -> dict[str, list[float | bool | None]]:
         """Return the clocks that run as plain JSON, times as ages in seconds."""
         return {
             name: [
-                *(None if at is None else now - at for at in (each.since, each.calm, each.known, each.firing)),
-                each.value,
+                *(None if at is None else now - at for at in (clock.since, clock.calm, clock.known, clock.firing)),
+                clock.value,
             ]
-            for name, each in self.by_row.items()
-            if each.known is not None
+            for name, clock in self.by_diagnosis.items()
+            if clock.known is not None
         }
 
     def restore(self, saved: object, now: float) -> None:
-        """Go on from what `saved` returned; what cannot be read is left out."""
+        """Continue from the result of `saved`; entries that cannot be read are left out."""
         for name, entry in saved.items() if isinstance(saved, dict) else ():
-            clock = self.by_row.get(name)
+            clock = self.by_diagnosis.get(name)
             if clock is not None and _is_saved_clock(entry):
                 *ages, clock.value = entry
                 clock.since, clock.calm, clock.known, clock.firing = (
@@ -182,7 +190,14 @@ class Clocks:
     @property
     def firing(self) -> list[Alert]:
         """The alerts that have not ended."""
-        return [clock.alert(None) for clock in self.by_row.values() if clock.firing is not None]
+        return [clock.alert(None) for clock in self.by_diagnosis.values() if clock.firing is not None]
+
+
+def _delaying(diagnosis: Diagnosis, measured: Measured, holding: set[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Return the causes that delay the alert of a diagnosis; none where none holds, or it is notified beside them."""
+    if diagnosis.notified_beside_causes or holding.isdisjoint(causes_of(diagnosis)):
+        return ()
+    return measured.causes(diagnosis)
 
 
 def _is_saved_clock(entry: object) -> bool:
@@ -192,67 +207,68 @@ def _is_saved_clock(entry: object) -> bool:
     return all(age is None or is_count(age) for age in entry[:4])
 
 
-def _event_at(row: Diagnosis, server: Server, now: float) -> float:
-    """Return when the event of a row happened or a hang began, `now` for a state."""
-    if row.began is not None:
-        return row.began(server, now)
-    if row.when.kind != "event":
+def _event_at(diagnosis: Diagnosis, server: Server, now: float) -> float:
+    """Return when the event of a diagnosis happened or a hang began; `now` for a state."""
+    if diagnosis.began is not None:
+        return diagnosis.began(server, now)
+    if diagnosis.when.kind != "event":
         return now
-    return max((server.last[name] for name in row.when.counts if name in server.last), default=now)
+    return max((server.last[name] for name in diagnosis.when.counts if name in server.last), default=now)
 
 
 # Words
 
 
 class Words:
-    """The words that stand now, each with the time since when they do: `advice` by diagnosis, and the verdict."""
+    """The advice of each diagnosis and the verdict, as labels of series have them, with the times of their changes."""
 
     def __init__(self) -> None:
         self.advice: dict[str, tuple[tuple[str, ...], float]] = {}
         self.verdict = self.level = self.sentence = ""  # the sentence has no figures
         self.since = 0.0
-        self._seen: dict[str, float] = {}  # when a diagnosis last held
+        self._last_held: dict[str, float] = {}  # by diagnosis
 
-    def take(self, judgement: Judgement, view: View, now: float, firing: Mapping[str, float]) -> None:
-        """Take a judgement; `firing`: since when alerts are, by diagnosis."""
+    def take_judgement(self, judgement: Judgement, view: View, now: float, firing: Mapping[str, float]) -> None:
+        """Change the words as a judgement asks; `firing`: when the alerts that fire began, by diagnosis."""
         for finding in judgement.findings:
             if finding.alert and finding.changes:
                 self._advise(finding, now, firing.get(finding.diagnosis, -inf))
-        for gone in [name for name, at in self._seen.items() if now - at > KEPT_SECONDS]:
+        for gone in [name for name, at in self._last_held.items() if now - at > KEPT_SECONDS]:
             self.advice.pop(gone, None)
-            del self._seen[gone]
+            del self._last_held[gone]
         sentence = _sentence(judgement, view)
         if self.verdict != judgement.verdict:
             self.verdict, self.level, self.sentence, self.since = judgement.verdict, judgement.severity, sentence, now
-        elif self.verdict in BY_ID:  # it may be over now, or go on again
+        elif self.verdict in BY_ID:  # the finding may be over now, or hold again
             self.sentence = sentence
 
     def _advise(self, finding: Finding, now: float, firing: float) -> None:
+        """Replace the advice of a diagnosis where it differs and may change; `firing`: when its alert began."""
         name, new = finding.diagnosis, _words_of(finding.changes[0])
-        held, since = self.advice.get(name, (None, 0.0))
-        self._seen[name] = now
-        if held == new:
+        old, since = self.advice.get(name, (None, 0.0))
+        self._last_held[name] = now
+        if old == new:
             return
-        is_set = held is not None and held[0] == new[0] and held[1] != new[1]  # the flag has another value now
-        # What is sent when the alert begins is what the page says then: little was seen when the diagnosis first held.
-        if held is None or is_set or since < firing or now - since >= KEPT_SECONDS:
+        is_set = old is not None and old[0] == new[0] and old[1] != new[1]  # the flag has another value now
+        # A notification has the advice of the page: little was measured when the diagnosis first held.
+        if old is None or is_set or since < firing or now - since >= KEPT_SECONDS:
             self.advice[name] = new, now
 
     def saved(self, now: float) -> dict[str, object]:
-        """Return it as plain JSON, times as ages in seconds."""
+        """Return advice and verdict as plain JSON, times as ages in seconds."""
         return {
             "advice": {name: [*words, now - since] for name, (words, since) in self.advice.items()},
             "verdict": [self.verdict, self.level, self.sentence, now - self.since] if self.verdict else None,
         }
 
     def restore(self, saved: object, now: float) -> None:
-        """Go on from what `saved` returned; what cannot be read is left out."""
+        """Continue from the result of `saved`; entries that cannot be read are left out."""
         document = saved if isinstance(saved, Mapping) else {}
         advice = document.get("advice")
         for name, entry in advice.items() if isinstance(advice, Mapping) else ():
             match entry:
                 case [*words, int() | float() as age] if name in BY_ID and len(words) == len(ADVICE) and is_count(age):
-                    self.advice[name], self._seen[name] = (tuple(map(str, words)), now - age), now
+                    self.advice[name], self._last_held[name] = (tuple(map(str, words)), now - age), now
         match document.get("verdict"):
             case [str(verdict), str(level), str(sentence), int() | float() as age] if is_count(age):
                 self.verdict, self.level, self.sentence, self.since = verdict, level, sentence, now - age
@@ -260,22 +276,22 @@ class Words:
 
 def _sentence(judgement: Judgement, view: View) -> str:
     """Return the verdict in a sentence without measured figures."""
-    row = BY_ID.get(judgement.verdict)
-    if row is None:
+    diagnosis = BY_ID.get(judgement.verdict)
+    if diagnosis is None:
         return BUT_MUTED if judgement.sentence == BUT_MUTED else SENTENCES.get(judgement.verdict, TOO_LITTLE)
     is_over = judgement.own is not None and judgement.own.over
-    return row.over("a few minutes ago") if is_over else fill(row.summary, figures_of(view))
+    return diagnosis.over("a few minutes ago") if is_over else fill(diagnosis.summary, figures_of(view))
 
 
 def _words_of(change: Change) -> tuple[str, ...]:
-    """Return a change as `ADVICE` has it."""
+    """Return the values of the labels in `ADVICE` for a change."""
     suggested = typed_value(change.target) or change.words
-    last = map(_whole, (suggested, change.why, change.not_if, change.cost))
+    last = map(_cut, (suggested, change.why, change.not_if, change.cost))
     return change.flag, typed_value(change.now), *last
 
 
-def _whole(text: str) -> str:
-    """Return as many whole sentences as fit, else whole words."""
+def _cut(text: str) -> str:
+    """Return as many whole sentences of a text as a label may hold, else as many whole words."""
     if len(text) <= LONGEST_TEXT:
         return text
     sentences, _, _ = text[: LONGEST_TEXT + 1].rpartition(". ")

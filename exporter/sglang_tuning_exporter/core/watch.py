@@ -716,7 +716,9 @@ class Watch:
         self.measured = measured = self.measure(now)
         findings = tuple(self._timed(finding, measured.view, now) for finding in judge.findings(measured))
         judgement = judge.judgement_of(measured, judge.going_on_first(findings))
-        self.words.take(judgement, measured.view, now, {alert.diagnosis: alert.at for alert in self.clocks.firing})
+        self.words.take_judgement(
+            judgement, measured.view, now, {alert.diagnosis: alert.at for alert in self.clocks.firing}
+        )
         return judgement
 
     def _timed(self, finding: Finding, view: View, now: float) -> Finding:

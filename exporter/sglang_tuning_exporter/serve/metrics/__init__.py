@@ -462,7 +462,7 @@ def findings(sidecar: Sidecar, now: float) -> Iterable[Family]:
         "1 once a condition was above its limit for its wait without a break, 0 once it was not for five minutes or as"
         " long as its diagnosis says; absent while neither is known."
     )
-    clocks = watch.clocks.by_row.items()
+    clocks = watch.clocks.by_diagnosis.items()
     lasting = gauge("alert", doc, "diagnosis")
     lasting.with_samples((name, float(clock.value)) for name, clock in clocks if clock.value is not None)
     # A muted alert is 0 and not absent: a rule would hold the last 1 for a while.
