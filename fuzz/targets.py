@@ -234,7 +234,7 @@ def check_report(data: bytes) -> None:
     packed = data[:1] == b"\x1f"
     with scratch("server.log.gz" if packed else "server.log", gzip.compress(data[1:], 1) if packed else data) as path:
         try:
-            judged, profile = report.judge(Logs([str(path)]), PROFILES["offline"])
+            judged, profile = report.judge_logs(Logs([str(path)]), PROFILES["offline"])
         except UsageError as error:
             assert ": " in str(error), error
             return

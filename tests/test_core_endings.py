@@ -13,7 +13,7 @@ from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import ENDINGS, LONGEST_TEXT, Event, Rank, class_of, from_json, quoted, to_json
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.report import judge
+from sglang_tuning_exporter.core.report import judge_logs
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.clean import without_requests, without_secrets
 
@@ -41,7 +41,7 @@ def scheduler(error: str, file: str = "srt/managers/scheduler.py", *, second: in
 def judged(tmp_path: Path, *lines: str) -> Judgement:
     log = tmp_path / "server.log"
     log.write_text("\n".join(lines) + "\n")
-    return judge(Logs([str(log)]), PROFILES["online"])[0]
+    return judge_logs(Logs([str(log)]), PROFILES["online"])[0]
 
 
 def crash(tmp_path: Path, *lines: str) -> Finding:

@@ -7,7 +7,7 @@ from pathlib import Path
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.report import exit_status, judge
+from sglang_tuning_exporter.core.report import exit_status, judge_logs
 
 START = "[2026-09-20 09:00:01] server_args=ServerArgs(model_path='m', tp_size=1, context_length=262144, max_running_requests=None, mem_fraction_static=0.8)"
 CACHE = "pool"  # SGLang's own word
@@ -38,7 +38,7 @@ def load(*, running: int = 9, queued: int = 20, seconds: int = 120) -> list[str]
 def judged(tmp_path: Path, *lines: str) -> Judgement:
     log = tmp_path / "server.log"
     log.write_text("\n".join((START, *lines)) + "\n")
-    return judge(Logs([str(log)]), PROFILES["online"])[0]
+    return judge_logs(Logs([str(log)]), PROFILES["online"])[0]
 
 
 def recommended(found: Judgement) -> list[Finding]:

@@ -28,7 +28,7 @@ from sglang_tuning_exporter.core.findings import (
     Stretch,
 )
 from sglang_tuning_exporter.core.inputs import Logs
-from sglang_tuning_exporter.core.report import document, exit_status, judge, run
+from sglang_tuning_exporter.core.report import document, exit_status, judge_logs, run
 
 HERE = Path(__file__).parent
 RECORDINGS = sorted((HERE / "recordings").glob("*/server.log.gz"))
@@ -95,7 +95,7 @@ def judged(*findings: Finding, **more: Any) -> Judgement:
 @pytest.mark.parametrize("log", RECORDINGS + LOGS, ids=lambda log: log.parent.name + "-" + log.name)
 @pytest.mark.parametrize("profile", ["online", "offline"])
 def test_every_report_keeps_the_schema_and_is_strict_json(log: Path, profile: str) -> None:
-    text = json.dumps(document(judge(Logs([str(log)]), PROFILES[profile])[0]), allow_nan=False)
+    text = json.dumps(document(judge_logs(Logs([str(log)]), PROFILES[profile])[0]), allow_nan=False)
     assert faults(json.loads(text)) == []
 
 

@@ -44,7 +44,7 @@ def text_of(name: str) -> bytes:
 
 
 def document(*logs: Path) -> dict[str, Any]:
-    found = report.document(report.judge(Logs([str(log) for log in logs]), PROFILES["online"])[0])
+    found = report.document(report.judge_logs(Logs([str(log) for log in logs]), PROFILES["online"])[0])
     for each in found["findings"]:  # where the line of an end stands is not the same
         each["explained_by"] = each["explained_by"] and {**each["explained_by"], "file": "", "line": 0}
     return {key: value for key, value in found.items() if key != "sources"}

@@ -1,7 +1,6 @@
-"""What an answer says beside its findings, in figures and in words, and the whole report for a terminal. Pure.
+"""The figures and words of an answer beside its findings, and the report for a terminal. Pure.
 
-A report and a live server show the same, and every format is made of the same words: a figure's, a change's and a finding's own are in
-`findings`.
+Reports, page and API share these texts; those of a single figure, change or finding are in `findings`.
 """
 
 from __future__ import annotations
@@ -38,25 +37,40 @@ from sglang_tuning_exporter.sglang.clean import clean
 from sglang_tuning_exporter.sglang.flags import command_line
 
 Comparison: TypeAlias = Mapping[str, Any]
-# The counts of a report, and the sums that they are. SGLang prints a line for one decode batch in 40, so batches are named apart.
+# The counts of a report, and the sums that they are. SGLang prints a line for one decode batch in 40, so batches are
+# named apart.
 EVENTS = (
-    "retraction_events", "retracted_requests", "rejected_requests", "server_errors", "server_starts",
-    *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY_PHASES), *(kind for kind, words in COUNTED_KINDS.items() if words),
-)  # fmt: skip
+    "retraction_events",
+    "retracted_requests",
+    "rejected_requests",
+    "server_errors",
+    "server_starts",
+    *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY_PHASES),
+    *(kind for kind, words in COUNTED_KINDS.items() if words),
+)
 COUNTED = {name: name for name in EVENTS} | {"decode_batches": "decode_lines", "prefill_batches": "prefill_lines"}
 
 
-def beside(judgement: Judgement, server: Server, totals: Totals, **more: Any) -> Judgement:
-    """Return the judgement with what is shown beside it in a report and of a running server; `totals`: sums of the judged time."""
+def with_figures(judgement: Judgement, server: Server, totals: Totals, **more: Any) -> Judgement:
+    """Return the judgement with the figures that report and page show beside it; `totals`: sums of the judged time."""
     line, changes, notes = command(judgement, server.facts)
     marked = {name: number for name in EVENTS if (number := totals[f"marked.{name}"])}
     events = totals["marked.retraction_events"]
     note = f"{totals['retraction_events']:.0f} retractions, {events:.0f} of them beside text that clients can write."
     return replace(
-        judgement, notes=(*([note] if events else []), *judgement.notes), marked=marked, shares=_shares(totals), last=_last_figures(server),
-        series=series(server), running_limit=server.running_limit,
-        command=line, command_changes=changes, command_notes=notes, facts=printed(server.facts), **more,
-    )  # fmt: skip
+        judgement,
+        notes=(*([note] if events else []), *judgement.notes),
+        marked=marked,
+        shares=_shares(totals),
+        last=_last_figures(server),
+        series=series(server),
+        running_limit=server.running_limit,
+        command=line,
+        command_changes=changes,
+        command_notes=notes,
+        facts=printed(server.facts),
+        **more,
+    )
 
 
 def _shares(totals: Totals) -> dict[str, dict[str, float]]:
@@ -101,11 +115,15 @@ def _advised_values(judgement: Judgement) -> dict[str, object]:
 def figures_of(view: View) -> dict[str, float]:
     """Return the figures of a start, those that are known."""
     figures = {
-        "serving_seconds": view.served, "running_requests": view.sum("running"), "queued_requests": view.sum("queued"),
-        "token_usage": view.mean("usage"), "generated_tokens_per_second": view.generated_per_second, "share_cached": view.cached_share,
+        "serving_seconds": view.served,
+        "running_requests": view.sum("running"),
+        "queued_requests": view.sum("queued"),
+        "token_usage": view.mean("usage"),
+        "generated_tokens_per_second": view.generated_per_second,
+        "share_cached": view.cached_share,
         "prompt_tokens_per_second": view.totals["computed_tokens"] / view.served if view.served else None,
         "retractions": view.totals["retraction_events"] if view.served else None,
-    }  # fmt: skip
+    }
     return {name: value for name, value in figures.items() if value is not None}
 
 
@@ -119,12 +137,13 @@ def _last_figures(server: Server) -> Mapping[str, float | None]:
     return {
         "running_requests": sum(known("running")) if known("running") else None,
         "queued_requests": sum(known("queued")) if known("queued") else None,
-        "token_usage": max(known("usage"), default=None), "cuda_graph": min(known("graph"), default=None),
-    }  # fmt: skip
+        "token_usage": max(known("usage"), default=None),
+        "cuda_graph": min(known("graph"), default=None),
+    }
 
 
 def series(server: Server) -> dict[str, Series]:
-    """Return means of ten seconds, all schedulers together; and how many retractions there were."""
+    """Return the figures over time: means of ten seconds for all schedulers together, and numbers of retractions."""
 
     def of_all(totals: Totals, figure: str) -> float | None:
         mean = totals.mean(figure)
@@ -140,30 +159,36 @@ def series(server: Server) -> dict[str, Series]:
 
 def memory(facts: Facts) -> dict[str, float | str]:
     """Return the memory of one rank at the start in GB, and the device where it is no GPU."""
-    left = [each["left"] for each in facts.memory.values() if each.get("left")]
+    left = [memory_gb["left"] for memory_gb in facts.memory.values() if memory_gb.get("left")]
     figures = {
-        "before_weights_gb": facts.capacity_gb, "weights_gb": facts.gigabytes("weights"), "draft_weights_gb": facts.gigabytes("draft_weights"),
-        "kv_pool_gb": facts.gigabytes("pool"), "graphs_gb": facts.gigabytes("graph"),
+        "before_weights_gb": facts.capacity_gb,
+        "weights_gb": facts.gigabytes("weights"),
+        "draft_weights_gb": facts.gigabytes("draft_weights"),
+        "kv_pool_gb": facts.gigabytes("pool"),
+        "graphs_gb": facts.gigabytes("graph"),
         "left_gb": min(facts.left.values() or left, default=None),
-    }  # fmt: skip
+    }
     known: dict[str, float | str] = {name: value for name, value in figures.items() if value is not None}
     return known | {"device": "cpu"} if known and facts.is_cpu else known
 
 
 def printed(facts: Facts) -> dict[str, float | str | None]:
-    """Return what the start printed of sizes and limits."""
+    """Return sizes and limits as the start printed them."""
     return {
-        "kv_pool_tokens": facts.pool(), "max_running_requests": facts.least_limit, "largest_captured_batch": facts.largest_captured,
-        "release": facts.shown_release, "available_gpu_memory_gb": facts.reserve_gb,
-    }  # fmt: skip
+        "kv_pool_tokens": facts.pool(),
+        "max_running_requests": facts.least_limit,
+        "largest_captured_batch": facts.largest_captured,
+        "release": facts.shown_release,
+        "available_gpu_memory_gb": facts.reserve_gb,
+    }
 
 
 # `report --against`: the figures of two logs side by side, without a guess why they differ
 
-_SAME = 0.1  # figures that differ by less, of the larger, differ by chance
-_SAME_SHARE = 0.05  # and shares that differ by less in all
-_DRAWN = frozenset({"random_seed", "nccl_port", "port", "host"})  # they differ at every start, and change no figure
-# By the name that `figures_of` gives it: words, unit, and which side is better, if any.
+_SAME = 0.1  # share of the larger figure: figures that differ by less differ by chance
+_SAME_SHARE = 0.05  # difference: shares and ratios that differ by less differ by chance
+_DRAWN = frozenset({"random_seed", "nccl_port", "port", "host"})  # differ at every start, and change no figure
+# By the name in `figures_of`: words, unit, and the better side, if any.
 FIGURES: Mapping[str, tuple[str, str, str]] = {
     "generated_tokens_per_second": ("generated tokens/s", "count", "higher"),
     "prompt_tokens_per_second": ("prompt tokens/s", "count", "higher"),
@@ -238,18 +263,26 @@ _LIVE_WORDS = {"healthy": "Healthy", "idle": "Idle", "starting": "Starting", "st
 GOOD = frozenset({"no_limit_in_log", "healthy"})
 SHORT = {row.id: row.short for row in (*ALL, *EXPORTER)}
 _SHOWN_SIGNALS = ("queue", "admission", "cuda_graph")
-_NOT_SHOWN = "no_queue"  # the queue says it
+_NOT_SHOWN = "no_queue"  # the states of the queue show the same
 _COUNTS = {
-    "lines": "lines", "decode_batches": "decode lines", "prefill_batches": "prefill lines", "server_starts": "starts",
-    "unrecognised": "unrecognised", "rejected_requests": "answered with 503", "server_errors": "answered with 500",
+    "lines": "lines",
+    "decode_batches": "decode lines",
+    "prefill_batches": "prefill lines",
+    "server_starts": "starts",
+    "unrecognised": "unrecognised",
+    "rejected_requests": "answered with 503",
+    "server_errors": "answered with 500",
     **{kind: words for kind, words in COUNTED_KINDS.items() if words},
-}  # fmt: skip
+}
 MEMORY = {
-    "before_weights_gb": "free before weights", "weights_gb": "weights", "kv_pool_gb": "KV cache", "graphs_gb": "graphs",
+    "before_weights_gb": "free before weights",
+    "weights_gb": "weights",
+    "kv_pool_gb": "KV cache",
+    "graphs_gb": "graphs",
     "left_gb": "left",
-}  # fmt: skip
+}
 _MOSTLY = {"no_limit_in_log": "nothing limited the server", "not_enough_data": "too little load for a verdict"}
-_MOST_ROWS = 40
+_MOST_LINES = 40
 _HALF_A_DAY = 43200.0
 
 
@@ -262,38 +295,40 @@ def title(diagnosis: str) -> str:
 
 
 def changes(finding: Finding, judged: Judgement) -> list[tuple[Change, Finding | None]]:
-    """Return the changes of a finding, each with the earlier finding that has the same: then it is only named again."""
+    """Return the changes of a finding, each with the earlier finding that has the same change; None where none has."""
 
     def key(change: Change) -> tuple[str, str, str]:
         return change.flag, typed_value(change.to), change.words
 
-    firsts = [next(each for each in judged.findings if key(own) in map(key, each.changes)) for own in finding.changes]
+    firsts = [
+        next(other for other in judged.findings if key(own) in map(key, other.changes)) for own in finding.changes
+    ]
     return [(own, None if first is finding else first) for own, first in zip(finding.changes, firsts, strict=True)]
 
 
 def remarks(finding: Finding, judged: Judgement) -> list[str]:
-    """Return what causes a finding, and its notes."""
-    headlines = {each.diagnosis: each.headline.rstrip(".") for each in judged.findings}
-    causes = "; ".join(headlines[each] for each in finding.because if each in headlines)
+    """Return the causes of a finding, and its notes."""
+    headlines = {other.diagnosis: other.headline.rstrip(".") for other in judged.findings}
+    causes = "; ".join(headlines[name] for name in finding.because if name in headlines)
     return [*([f"Caused by: {causes}."] if causes else []), *map(ended, filter(None, finding.notes))]
 
 
 def times(finding: Finding, judged: Judgement) -> str:
-    """Return when a finding was seen; empty where that is not known."""
+    """Return from when to when a finding held; empty where that is not known."""
     period = judged.period(finding.since, finding.until)
     length = (finding.until or 0.0) - (finding.since or 0.0)
-    held = f", {duration(finding.seconds)} of that time" if 0 < finding.seconds < 0.9 * length else ""
-    return f"Seen {period}{held}." if period else ""
+    part = f", {duration(finding.seconds)} of that time" if 0 < finding.seconds < 0.9 * length else ""
+    return f"Seen {period}{part}." if period else ""
 
 
 def quotation(finding: Finding) -> str:
-    """Return SGLang's own words that explain a finding, where the headline does not have them whole."""
-    said = finding.explained_by
-    if said is None or said.word == "cut" or said.short.rstrip(".") in finding.headline:
+    """Return the line of SGLang's that explains a finding, quoted; empty where the headline quotes all of it."""
+    line = finding.explained_by
+    if line is None or line.word == "cut" or line.short.rstrip(".") in finding.headline:
         return ""
-    marked = " This line stands beside text that clients can write." if said.marked else ""
-    at = f" ({said.where})" if said.where and said.where not in finding.sentence else ""
-    return f"In its log: “{said.text}”{at}.{marked}"
+    marked = " This line stands beside text that clients can write." if line.marked else ""
+    at = f" ({line.where})" if line.where and line.where not in finding.sentence else ""
+    return f"In its log: “{line.text}”{at}.{marked}"
 
 
 # The parts of a report
@@ -310,15 +345,15 @@ def word(judged: Judgement) -> str:
 
 
 def checks(judged: Judgement) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Return what was checked and found right, with its figure; and by what is missing, what could not be."""
-    found = {finding.diagnosis for finding in judged.findings}
+    """Return the checks that passed, with their figures, and those that could not run, by the missing source."""
+    failed = {finding.diagnosis for finding in judged.findings}
     passed, missing = dict[str, str](), dict[str, tuple[str, ...]]()
     for name, figure in judged.checks.items():
-        row, needs = BY_ID[name], BY_ID[name].when.needs
-        if row.alert and figure is None:
+        diagnosis, needs = BY_ID[name], BY_ID[name].when.needs
+        if diagnosis.alert and figure is None:
             missing[needs] = (*missing.get(needs, ()), title(name))
-        elif row.alert and figure is not None and not figure.holds and name not in found:
-            passed[title(row.id)] = _passed_words(figure, is_event=row.when.kind == "event")
+        elif diagnosis.alert and figure is not None and not figure.holds and name not in failed:
+            passed[title(name)] = _passed_words(figure, is_event=diagnosis.when.kind == "event")
     return passed, missing
 
 
@@ -330,7 +365,7 @@ def mark(judged: Judgement, about: frozenset[str], between: str = "") -> tuple[s
     diagnosis explains it better. Nor is it judged while the state `between` is the most frequent one: no diagnosis
     calls that state good or bad.
     """
-    names = {each.id for each in ALL if not about.isdisjoint(_basis(each))}
+    names = {diagnosis.id for diagnosis in ALL if not about.isdisjoint(_basis(diagnosis))}
     bad = next((finding for finding in judged.findings if finding.diagnosis in names and not finding.over), None)
     if bad is not None:
         shares_of_time = [figure for figure in bad.evidence[:1] if figure.unit == "share"]  # the figure that decided
@@ -354,28 +389,29 @@ def _basis(diagnosis: Diagnosis) -> set[str]:
 
 
 def _passed_words(figure: Figure, *, is_event: bool) -> str:
+    """Return the figure of a check that passed beside its limit."""
     if figure.limit == 0 and figure.side == "above":
         return "none" if is_event else "no"
     return f"{figure.value_words} ({figure.limit_words})" if figure.limit is not None else figure.value_words
 
 
 def guide(finding: Finding) -> str:
-    """Return what SGLang's guide says of a finding."""
+    """Return the advice of SGLang's guide about a finding, or that the guide has none."""
     if finding.guide.startswith("not in SGLang's guide"):
         return ended(capitalised(finding.guide))
     return f"Guide: {finding.guide if finding.guide.endswith(')') else ended(finding.guide)}"
 
 
-def seen(finding: Finding) -> list[str]:
-    """Return what was seen: the sentence with the limit of the figure that decided, and the figures beside it."""
+def evidence(finding: Finding) -> list[str]:
+    """Return the sentence of a finding with the limit of the figure that decided, and the figures beside it."""
     figures, sentence = finding.evidence, finding.more
     first = figures[0] if figures and sentence else None
-    if first is not None:  # the sentence has it, or it is yes or no: then one line says both
+    if first is not None:  # one line is enough where the sentence has the figure, or the figure is yes or no
         is_fact = first.limit == 0 and first.value == 1 and first.unit == "count"
         if is_fact or (first.value_words and first.value_words.split("/")[0] in sentence):
-            limit = first.limit_words if first.limit else ""  # none is no limit to name
+            limit = first.limit_words if first.limit else ""  # a limit of 0 is not named
             sentence, figures = f"{sentence.rstrip('.')}{f' ({limit})' if limit else ''}.", figures[1:]
-    return [*filter(None, [sentence]), *(each.line for each in figures)]
+    return [*filter(None, [sentence]), *(figure.line for figure in figures)]
 
 
 def grade(judged: Judgement) -> str:
@@ -387,37 +423,40 @@ def grade(judged: Judgement) -> str:
 
 
 def standing(judged: Judgement, since: float | None, now: float) -> str:
-    """Return for how long the verdict of a running server has stood, and how sure it is: `For 46 min, since 11:17:03 UTC. Confidence: high.`"""
+    """Return how long the verdict of a running server has held, and its confidence.
+
+    For example `For 46 min, since 11:17:03 UTC. Confidence: high.`
+    """
     lasted = ""
     if since is not None:
         seconds = max(now - since, 0.0)
-        begin = f"since {judged.at(since, whole=seconds > _HALF_A_DAY)} UTC"
+        begin = f"since {judged.at(since, with_date=seconds > _HALF_A_DAY)} UTC"
         lasted = f"For {duration(seconds)}, {begin}." if seconds >= 2 else f"{capitalised(begin)}."
     sure = f"Confidence: {judged.own.confidence}." if judged.own is not None else ""
     return " ".join(filter(None, (lasted, sure)))
 
 
 def mostly(judged: Judgement) -> str:
-    """Return what took most of the serving time, where that is not the verdict."""
+    """Return the verdict of most of the serving time; empty where it is the verdict of the whole."""
     if judged.mostly is None or judged.mostly[0] == judged.verdict:
         return ""
     name, share = judged.mostly
-    headline = next((each.headline for each in judged.findings if each.diagnosis == name), "")
+    headline = next((finding.headline for finding in judged.findings if finding.diagnosis == name), "")
     words = headline or (BY_ID[name].summary if name in BY_ID else _MOSTLY.get(name, name.replace("_", " ")))
     return f"Most of the serving time ({amount(share, 'share')}): {ended(words)}"
 
 
 def about(judged: Judgement) -> str:
-    """Return which logs these are, and from when to when."""
+    """Return the names of the logs, their times and the profile."""
     seconds, when = (judged.end or 0.0) - (judged.begin or 0.0), "no date in the log"
     if judged.is_dated and judged.begin is not None and judged.end is not None:
-        when = f"{judged.at(judged.begin, whole=True)} to {judged.at(judged.end, whole=True)} as printed"
+        when = f"{judged.at(judged.begin, with_date=True)} to {judged.at(judged.end, with_date=True)} as printed"
     served = f"{duration(seconds)}, serving {duration(judged.serving_seconds)}"
     return f"{few(judged.sources)}: {when}, {served}; profile {judged.profile}"
 
 
 def few(names: Sequence[str]) -> str:
-    """Return the first names."""
+    """Return the first three names, and whether there are more."""
     return ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
 
 
@@ -427,24 +466,24 @@ def notes(judged: Judgement) -> list[str]:
 
 
 def alert_words(judged: Judgement) -> Iterator[tuple[str, str, str]]:
-    """Give severity, name and times of each notification that would have been sent."""
+    """Give severity, name and times of every notification that would have been sent."""
     for alert in judged.alerts:
         until = "still firing when the log ends" if alert.until is None else f"until {judged.at(alert.until)}"
         yield alert.severity, alert.alert, f"would have been notified at {judged.at(alert.at)} ({until})"
 
 
 def no_alert(judged: Judgement, *, live: bool = False) -> str:
-    """Return that no alert fires or would have been notified of, and why not, where one might be expected."""
+    """Return a sentence for a judgement without alerts; with the reason where a finding has an alert."""
     if judged.begin is None:
         return "The log has no times, so it is not known which notifications would have been sent."
     why = ""
-    if any(each.alert and each.severity != "info" for each in judged.findings):
+    if any(finding.alert and finding.severity != "info" for finding in judged.findings):
         why = f": what was found {'has not lasted long enough' if live else 'did not last long enough for an alert'}"
     return f"{'No alert is firing' if live else 'No notification would have been sent'}{why}."
 
 
 def shares(judged: Judgement, profile: profiles.Profile) -> list[tuple[str, float]]:
-    """Return what the serving time was spent with, the largest share of each signal first."""
+    """Return the states of each signal in words with their share of the serving time, the largest first."""
     healthy = profile.healthy["queue"].replace("2000", "2,000")
     words = STATE_WORDS | {
         "below_range": f"the queue shorter than its range, {healthy}",
@@ -459,26 +498,26 @@ def shares(judged: Judgement, profile: profiles.Profile) -> list[tuple[str, floa
 
 
 def counted(judged: Judgement) -> dict[str, str]:
-    """Return what was counted, by name; what is beside text of clients is said with it."""
+    """Return the counts of a report by name; retractions beside text of clients are named apart."""
     counts, marked = judged.counts, judged.marked
-    found = {words: f"{counts[name]:,.0f}" for name, words in _COUNTS.items() if name in counts}
+    shown = {words: f"{counts[name]:,.0f}" for name, words in _COUNTS.items() if name in counts}
     for name in ("rejected_requests", "server_errors", *COUNTED_KINDS):
         if not counts.get(name):
-            found.pop(_COUNTS.get(name, ""), None)
+            shown.pop(_COUNTS.get(name, ""), None)
     events, requests = counts.get("retraction_events", 0), counts.get("retracted_requests", 0)
-    found["retractions"] = f"{events:,.0f} ({requests:,.0f} requests)"
+    shown["retractions"] = f"{events:,.0f} ({requests:,.0f} requests)"
     if beside := marked.get("retraction_events"):
-        found["beside text of clients"] = f"{beside:,.0f} of them"
+        shown["beside text of clients"] = f"{beside:,.0f} of them"
     failures = [
         f"{name.partition('.')[2].replace('_', ' ')} {value:,.0f}"
         for name, value in counts.items()
         if name.startswith("out_of_memory.") and value
     ]
-    return {**found, "out of memory": ", ".join(failures) or "never"}
+    return {**shown, "out of memory": ", ".join(failures) or "never"}
 
 
 def last_words(judged: Judgement) -> str:
-    """Return the figures of the last line."""
+    """Return the figures of the last line, named."""
     graph = {1.0: "replayed", 0.0: "not replayed"}
     return ", ".join(
         f"{name.replace('_', ' ')} {graph.get(value, value) if name == 'cuda_graph' else typed_value(round(value, 3))}"
@@ -488,7 +527,7 @@ def last_words(judged: Judgement) -> str:
 
 
 def memory_words(memory: Mapping[str, float | str], graphs: str = MEMORY["graphs_gb"]) -> list[str]:
-    """Return the memory of a start by use, each part with its words."""
+    """Return the memory of a start, a text for each use."""
     names = MEMORY | {"graphs_gb": graphs}
     parts = [
         f"{value:.2f} GB {words}" for key, words in names.items() if isinstance(value := memory.get(key), int | float)
@@ -497,15 +536,15 @@ def memory_words(memory: Mapping[str, float | str], graphs: str = MEMORY["graphs
 
 
 def memory_line(start: Start) -> str:
-    """Return the memory of a start on one line; empty where it is not known."""
+    """Return the memory of a start on one line; empty where the log does not show it."""
     words = ", ".join(memory_words(start.memory))
     return words if not words or start.memory.get("device") == "cpu" else f"memory: {words}"
 
 
 def start_name(start: Start, judged: Judgement) -> str:
-    """Return when a start was."""
+    """Return the time of a start as its title."""
     if start.time is not None:
-        return judged.at(start.time, whole=True)
+        return judged.at(start.time, with_date=True)
     return "at a time that is not printed" if start.arguments else "before the log begins"
 
 
@@ -516,7 +555,7 @@ def start_figures(start: Start) -> dict[str, str]:
 
 
 def changed_args(changed: Mapping[str, tuple[object, object]]) -> list[dict[str, str]]:
-    """Return arguments that differ, as a report has them."""
+    """Return the arguments that differ, as a report has them."""
     return [
         {"arg": arg, "flag": f"--{arg.replace('_', '-')}", "before": argument_words(old), "after": argument_words(new)}
         for arg, (old, new) in changed.items()
@@ -524,8 +563,8 @@ def changed_args(changed: Mapping[str, tuple[object, object]]) -> list[dict[str,
 
 
 def changed_words(changed: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return arguments that differ: `--x 1 → 2`."""
-    return [f"{each['flag']} {each['before']} → {each['after']}" for each in changed]
+    """Return the arguments that differ, such as `--x 1 → 2`."""
+    return [f"{argument['flag']} {argument['before']} → {argument['after']}" for argument in changed]
 
 
 def argument_words(value: object) -> str:
@@ -537,7 +576,8 @@ def argument_words(value: object) -> str:
 # The terminal
 
 _INDENT = "   "
-# Ink and paper are both set, of the part of the palette that no theme replaces: a tone is readable on white and on black.
+# Text and background are both set, from the part of the palette that no theme replaces: a tone is readable on white
+# and on black.
 _CODES = {
     "bold": "1",
     "calm": "1",
@@ -553,22 +593,22 @@ _CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How text is shown: with colours or without, and broken at `width` characters (None: not at all)."""
+    """The layout of text: with colours or without, and broken at `width` characters (None: not broken)."""
 
     colour: bool = False
     width: int | None = None
 
     def paint(self, kind: str, text: str) -> str:
-        """Colour a piece of text; without a kind, or without text, nothing is added."""
+        """Return a piece of text in the colour of its kind; unchanged without colours, kind or text."""
         return f"\x1b[{_CODES[kind]}m{text}{_END}" if self.colour and kind and text else text
 
     def fit(self, text: str) -> str:
-        """Break a line that is too long between words; what follows stands further in."""
+        """Return a line broken between words where it is too long; its further lines are indented more."""
         indent = text[: len(text) - len(text.lstrip(" "))]
         return self.fill(re.findall(r" *[^ ]+", text[len(indent) :]), indent)
 
     def fill(self, words: Iterable[str], indent: str, end: str = "") -> str:
-        """Join words, each with the blanks before it, to lines that fit; `end` is put where a line is broken."""
+        """Return words, each with the blanks before it, joined to lines that fit; a broken line ends with `end`."""
         width = max(self.width, 40) - len(end) if self.width is not None else None
         lines, line, painted = list[str](), indent, ""
         for number, word in enumerate(words):
@@ -594,8 +634,8 @@ def text(
     alerts = [f"{_INDENT}{style.paint(TONES[severity], name)} {words}" for severity, name, words in alert_words(judged)]
     parts.append(_section("Alerts", alerts, style) or [no_alert(judged)])
     course = [
-        f"{_INDENT}{judged.at(each.begin, whole=True)}  {duration(each.end - each.begin):>7}  {each.line}"
-        for each in judged.course
+        f"{_INDENT}{judged.at(part.begin, with_date=True)}  {duration(part.end - part.begin):>7}  {part.line}"
+        for part in judged.course
     ]
     parts.append(_section("The course of the run", course, style))
     parts.append(_section("From start to start" if len(judged.starts) > 1 else "The start", _starts(judged), style))
@@ -612,6 +652,7 @@ def text(
 
 
 def _head(judged: Judgement, style: Style) -> list[str]:
+    """Return the verdict, the logs it is about, and the notes."""
     graded = grade(judged)
     lines = [style.paint(tone(judged), judged.sentence) + (f" ({graded})" if graded else "")]
     lines += [about(judged), mostly(judged), *(f"Note: {note}" for note in notes(judged))]
@@ -619,18 +660,21 @@ def _head(judged: Judgement, style: Style) -> list[str]:
 
 
 def _against(against: Comparison, style: Style) -> list[str]:
-    lines = [_INDENT + each for each in changed_words(against["changed_args"])]
-    for row in against["figures"]:
-        words, change = " → ".join(amount(row[when], row["unit"]) for when in ("before", "after")), row["change"]
+    """Return the comparison with the log before: arguments and figures that differ."""
+    lines = [_INDENT + words for words in changed_words(against["changed_args"])]
+    for figure in against["figures"]:
+        words = " → ".join(amount(figure[when], figure["unit"]) for when in ("before", "after"))
+        change = figure["change"]
         painted = style.paint(_CHANGES[change], change) if change in _CHANGES else ""
-        lines.append(f"{_INDENT}{row['name']:<34} {words:<22} {painted}".rstrip())
+        lines.append(f"{_INDENT}{figure['name']:<34} {words:<22} {painted}".rstrip())
     return [style.paint("bold", f"Against {few(against['against'])}: {against['words']}"), *lines]
 
 
 def _finding(number: int, finding: Finding, judged: Judgement, style: Style) -> list[str]:
+    """Return a finding: its headline, then evidence, changes with their reasons, and times."""
     severity = style.paint(finding.tone, finding.severity)
     title = f"{number}. {style.paint('bold', finding.headline)} [{severity}, confidence {finding.confidence}]"
-    first, *others = [*seen(finding), ""] if finding.more else ["", *seen(finding)]
+    first, *others = [*evidence(finding), ""] if finding.more else ["", *evidence(finding)]
     lines = [first, quotation(finding), *others]
     for change, earlier in changes(finding, judged):
         if earlier is not None:
@@ -644,17 +688,19 @@ def _finding(number: int, finding: Finding, judged: Judgement, style: Style) -> 
 
 
 def _command(judged: Judgement, style: Style) -> Iterator[str]:
+    """Give the command line with the changes, ready to paste, and its notes."""
     if judged.command:
         title = f"The command line with {'this change' if len(judged.command_changes) == 1 else 'these changes'}"
         changed = (f"{flag} {old} → {new}" for flag, old, new in judged.command_changes)
         yield style.paint("bold", ", ".join((title, *changed)) + ":")
-        # A value in quotes stays whole, and broken lines can be pasted into a shell.
+        # A value in quotes is not broken, and broken lines can be pasted into a shell.
         words = [f" {piece}" if number else piece for number, piece in enumerate(judged.command)]
         yield style.fill(words, _INDENT, end=" \\") + "\0"
     yield from (_INDENT + note for note in judged.command_notes)
 
 
 def _starts(judged: Judgement) -> Iterator[str]:
+    """Give each start with its figures, its memory and its changed arguments."""
     for number, start in enumerate(judged.starts, 1):
         name = start_name(start, judged)
         figures = ", ".join(f"{words} {value}" for words, value in start_figures(start).items())
@@ -664,11 +710,11 @@ def _starts(judged: Judgement) -> Iterator[str]:
         memory = memory_line(start)
         if memory and not any(memory in stretch.words for stretch in judged.course):
             yield f"{_INDENT}{_INDENT}{memory}"
-        yield from (f"{_INDENT}{_INDENT}{each}" for each in changed_words(changed_args(start.changed))[:8])
+        yield from (f"{_INDENT}{_INDENT}{words}" for words in changed_words(changed_args(start.changed))[:8])
 
 
 def _section(title: str, lines: Iterable[str], style: Style) -> list[str]:
-    """Return lines below a title, nothing without any."""
-    rows = list(lines)
-    more = [f"{_INDENT}and {len(rows) - _MOST_ROWS} more"] if len(rows) > _MOST_ROWS else []
-    return [style.paint("bold", title), *rows[:_MOST_ROWS], *more] if rows else []
+    """Return lines below a title; nothing where there are none."""
+    body = list(lines)
+    more = [f"{_INDENT}and {len(body) - _MOST_LINES} more"] if len(body) > _MOST_LINES else []
+    return [style.paint("bold", title), *body[:_MOST_LINES], *more] if body else []

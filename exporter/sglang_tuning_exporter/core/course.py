@@ -166,7 +166,7 @@ class Course:
         self._alerts += self._clocks.firing
         judgement, totals = self._judgement(end), merged(bucket for _, bucket in server.buckets)
         is_shown = [run.is_start or run.view.served or len(self.runs) == 1 for run in self.runs]
-        return answer.beside(
+        return answer.with_figures(
             judgement, server, totals, profile=self._profile.name, begin=server.begin, end=server.now if server.begin is not None else None,
             serving_seconds=self._served, idle_seconds=View(totals, server.facts, server.profile, end).idle,
             mostly=self._mostly(judgement), alerts=tuple(sorted(self._alerts, key=lambda alert: alert.at)),
@@ -259,7 +259,7 @@ class Course:
         verdict = base.verdict if base.verdict not in BY_ID else judge.NO_LIMIT
         sentence = base.sentence if verdict == base.verdict else judge.SENTENCES[verdict]
         if verdict == judge.NOT_ENOUGH:
-            sentence = judge.said_at_once(verdict, findings) or judge.short_load(run.view)
+            sentence = judge.leading_fact(verdict, findings) or judge.short_load(run.view)
         if verdict == judge.STARTING:
             sentence = (
                 "The log ends before the server is ready: it does not say whether it still starts, or why it ended."

@@ -1,4 +1,4 @@
-"""What a log, or one line of it, was read as, and why: `sglang-tuning-exporter explain FILE[:LINE]`."""
+"""`explain FILE[:LINE]`: the kind and the events of a log or of one line, and why a line does not count."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sglang_tuning_exporter.core.server import REPEAT_SECONDS, Server
 from sglang_tuning_exporter.sglang.clean import clean
 
 _SHOWN = 160  # characters of a line
-# What several ranks, or several lines, say of one event is counted once.
+# Kinds of events that several ranks or lines report, and that count once.
 _COUNTED_ONCE = frozenset({"retraction", "out_of_memory", "end", "transfer", "hicache", "no_pool"})
-# Why a line without an event has none.
+# Why a line has no event, by its kind.
 _SILENT = {
     "access": "an access line of a request that was answered, or of a health check",
     "request": "a line of SGLang's about one request, with its text",
@@ -32,7 +32,7 @@ _SILENT = {
 
 
 def explain(lines: Iterable[bytes], number: int | None = None) -> str:
-    """Say what the `number`-th line was read as; without a number, what the whole log was."""
+    """Return what the line with this number was read as; without a number, what all lines were read as."""
     reader = Reader()
     if number is None:
         return _log(reader, lines)
@@ -41,13 +41,13 @@ def explain(lines: Iterable[bytes], number: int | None = None) -> str:
         if reader.number == number:
             return _line(reader, line, events, again, carrier)
         if reader.trust.carrier_line == reader.number:
-            why = f"line {reader.number}, within {LINES} lines or {SECONDS:g} s before it: {CARRIERS[reader.trust.carrier]}"
-            carrier = f"{why}\n  {_shown(line)}"
+            where = f"line {reader.number}, within {LINES} lines or {SECONDS:g} s before it"
+            carrier = f"{where}: {CARRIERS[reader.trust.carrier]}\n  {_shown(line)}"
     return f"there is no line {number}: the log has {reader.number}\n"
 
 
 def _read(reader: Reader, lines: Iterable[bytes]) -> Iterator[tuple[bytes, tuple[Event, ...], list[Event]]]:
-    """Give each line with its events, and those of them that a server does not count, because it has counted the same."""
+    """Give each line with its events, and those of its events that a server has counted before."""
     server = Server(profiles.DEFAULT)
     for line in lines:
         events, again = reader.read(line), list[Event]()
@@ -60,6 +60,7 @@ def _read(reader: Reader, lines: Iterable[bytes]) -> Iterator[tuple[bytes, tuple
 
 
 def _line(reader: Reader, line: bytes, events: tuple[Event, ...], again: list[Event], carrier: str) -> str:
+    """Return what one line was read as, and whether it counts; `carrier`: a line before it that can hold text of others."""
     text = [f"line {reader.number}: {_shown(line)}"]
     if reader.around:
         text.append(f"around it: {reader.around.lstrip(', ')}")
@@ -128,7 +129,7 @@ def _remarks(reader: Reader, counts: _Counts) -> Iterator[str]:
 
 
 def _reason(reader: Reader, line: bytes) -> str:
-    """Say why a line is no event."""
+    """Return why a line is no event."""
     alone = Reader()
     alone.read(line)
     if alone.unreadable:
@@ -136,17 +137,21 @@ def _reason(reader: Reader, line: bytes) -> str:
     if reader.kind in _SILENT:
         return _SILENT[reader.kind]
     if WORDS.search(line):
-        return "SGLang's words stand in it, but behind text that is no known wrapper's, or without the stamp that other lines have"
+        return (
+            "SGLang's words stand in it, but behind text that is no known wrapper's, or without the stamp that other"
+            " lines have"
+        )
     return "no known line of SGLang's"
 
 
 def _shown(line: bytes) -> str:
+    """Return a line without control characters, cut where it is long."""
     text = clean(line[: 4 * _SHOWN].decode("utf-8", "replace"))
     return text if len(text) <= _SHOWN else text[:_SHOWN] + " …"
 
 
 def _event(event: Event) -> str:
-    """Write an event on one line."""
+    """Return an event on one line."""
     if event.time is None:
         when = "without a time"
     elif event.time < FIRST_DATED_SECOND:

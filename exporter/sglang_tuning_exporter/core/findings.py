@@ -1,6 +1,6 @@
-"""The answer: what limits a server, its findings with evidence and changes, and what is shown beside them. Pure data, with its words.
+"""The answer: what limits a server, its findings with evidence and changes, and the figures beside them. Pure.
 
-Report, page, API and `/metrics` all read it; whoever shows it measures and judges nothing anew.
+Report, page, API and `/metrics` all read this data and its words; none of them measures or judges anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Severity: TypeAlias = Literal["critical", "warning", "info"]
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 Unit: TypeAlias = Literal["share", "ratio", "per_minute", "count", "seconds", "GB", "tokens", "words"]
 Value: TypeAlias = "float | str | bool | None"
-Series: TypeAlias = "tuple[tuple[float, float | None], ...]"  # times with a figure; None where nothing served
+Series: TypeAlias = "tuple[tuple[float, float | None], ...]"  # times with a figure; None while nothing was served
 URGENCY: Mapping[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 TONES = {"critical": "bad", "warning": "warn", "info": "info", "none": "calm"}
 FIRST_DATED_SECOND = 30 * 86400.0  # below it a time is of a log without dates: seconds since its first midnight
@@ -74,7 +74,7 @@ def capitalised(words: str) -> str:
 
 
 def ended(words: str) -> str:
-    """Return the words with a full stop, where they have no end."""
+    """Return the words with a full stop, unless they end with a mark."""
     return words if not words or words[-1] in ".!?…:" else f"{words}."
 
 
@@ -99,19 +99,19 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Whether it is on the bad side of its limit."""
+        """Whether the figure is on the bad side of its limit."""
         if self.limit is None or not self.side:
             return False
         return self.value > self.limit if self.side == "above" else self.value < self.limit
 
     @property
     def value_words(self) -> str:
-        """Its value; empty where its name says all."""
+        """The value with its unit; empty where the name says all."""
         return "" if self.unit == "words" else amount(self.value, self.unit)
 
     @property
     def limit_words(self) -> str:
-        """Its limit, such as `at least 0.90`; empty where it has none."""
+        """The limit, such as `at least 0.90`; empty where there is none."""
         if self.limit is None or self.unit == "words":
             return ""
         is_none = self.limit == 0 and self.unit == "count" and self.side != "below"
@@ -128,16 +128,16 @@ class Figure:
 class Change:
     """A change to a flag. In a diagnosis it is a template, not yet filled in for a server.
 
-    Values are as typed: numbers, words, True and False for switches; None is not known or not set. `arg` and `flag` are empty for advice to
-    people, which stands in `words`; where no value can be computed `to` is None and `words` say what to try. `removes`: the flag is taken
-    from the command line.
+    Values are as typed: numbers, words, True and False for switches; None where a value is not known or not set. For
+    advice to people `arg` and `flag` are empty, and `words` hold the advice. Where no value can be computed, `to` is
+    None and `words` say what to try. `removes`: the flag is removed from the command line.
     """
 
     arg: str = ""
     direction: str = ""  # raise, lower, set, add, drop, try
     words: str = ""
     why: str = ""
-    not_if: str = ""  # it will not help
+    not_if: str = ""  # when it will not help
     cost: str = ""
     flag: str = ""
     now: Value = None
@@ -184,14 +184,14 @@ class Change:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """What it gains, why, what it costs and when it does not help, by what stands before it."""
-        found = {
+        """The gain, the reason, the cost, and when the change will not help: label → sentence."""
+        labelled = {
             "": capitalised(ended(self.gain)),
             "Why:": capitalised(ended(self.why)),
             "It costs:": capitalised(ended(self.cost)),
             "It will not help if": ended(self.not_if),
         }
-        return {label: text for label, text in found.items() if text}
+        return {label: text for label, text in labelled.items() if text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +199,11 @@ class Finding:
     """A diagnosis that holds. The first figure of `evidence` decided it."""
 
     diagnosis: str
-    alert: str  # SGLangQueueTooLong; empty where it has none
+    alert: str  # such as SGLangQueueTooLong; empty where the diagnosis has no alert
     severity: Severity
     is_limit: bool  # it can be the verdict; else it is an opportunity
     headline: str  # one sentence, in the present or past tense
-    sentence: str  # what was seen, with its figure
+    sentence: str  # the same with its figure
     guide: str
     confidence: Confidence
     evidence: tuple[Figure, ...]
@@ -211,24 +211,24 @@ class Finding:
     because: tuple[str, ...] = ()  # diagnoses that cause it
     since: float | None = None  # unix seconds
     until: float | None = None
-    seconds: float = 0.0  # how long it held, of the judged time
+    seconds: float = 0.0  # of the judged time, in which it held
     notes: tuple[str, ...] = ()
-    over: bool = False  # it was seen, and is not any more
+    over: bool = False  # it held, and does not hold any more
     explained_by: Event | None = None  # the line of the log that explains an end
 
     @property
     def tone(self) -> str:
-        """Its class in the page's style sheet, and its colour on a terminal."""
+        """The class in the page's style sheet, and the colour on a terminal."""
         return TONES[self.severity]
 
     @property
     def is_main(self) -> bool:
-        """Whether it is more than an opportunity: it limits the server, or somebody is called for it."""
+        """Whether the finding limits the server or calls somebody; otherwise it is an opportunity."""
         return self.is_limit or self.severity != "info"
 
     @property
     def more(self) -> str:
-        """The sentence; empty where the headline says it."""
+        """The sentence; empty where the headline says the same."""
         is_new = self.sentence.rstrip(".") != self.headline.rstrip(".")
         return ended(capitalised(self.sentence)) if is_new else ""
 
@@ -255,39 +255,40 @@ class Stretch:
 
     @property
     def line(self) -> str:
-        """Its name and words."""
+        """The name of the stretch with its words."""
         return f"{self.what}: {self.words}" if self.words else self.what
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of the server, and what it did until the next."""
+    """One start of the server, with the figures from then until the next start."""
 
     time: float | None
     release: str | None
     arguments: Mapping[str, object]  # as printed, without secrets
-    changed: Mapping[str, tuple[object, object]]  # arguments that differ from the start before: before, now
+    changed: Mapping[str, tuple[object, object]]  # arguments that differ from the previous start: before, now
     figures: Mapping[str, float]  # by name: running_requests, queued_requests, token_usage, share_cached, …
-    end: str = ""  # how it ended, in words; empty while it runs
+    end: str = ""  # how the server ended, in words; empty while it runs
     # GB of one rank: before_weights_gb, weights_gb, kv_pool_gb, graphs_gb, left_gb; and the device.
     memory: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What limits a server over a stretch of time: a finding's diagnosis, or one of the words of `judge`; and what is shown beside it.
+    """What limits a server over a stretch of time, and the figures that are shown beside the verdict.
 
-    Of a whole log the verdict is the worst that held for its `after` (in a shorter log: for half of the serving time), with every finding
-    of the log. `mostly`: the verdict of most of the serving time, with its share.
+    The verdict is the diagnosis of a finding, or one of the words of `judge`. For a whole log it is the worst diagnosis
+    that held for its `after` (in a shorter log: for half of the serving time), with every finding of the log. `mostly`:
+    the verdict of most of the serving time, with its share.
     """
 
     verdict: str
     sentence: str  # the verdict in one sentence
     severity: Severity | Literal["none"]
     findings: tuple[Finding, ...]
-    checks: Mapping[str, Figure | None]  # every row; None where the log does not show it, or too little was seen
-    notes: tuple[str, ...] = ()  # of the input first
-    # What is shown beside it: added by `answer`, and by who reads the input
+    checks: Mapping[str, Figure | None]  # by diagnosis; None where the log does not show it, or the load was too little
+    notes: tuple[str, ...] = ()  # those about the input first
+    # Shown beside the verdict: `answer` and the readers of the input add these fields
     profile: str = ""
     begin: float | None = None  # unix seconds as printed
     end: float | None = None
@@ -303,14 +304,14 @@ class Judgement:
     starts: tuple[Start, ...] = ()
     # retraction_events, retracted_requests, out_of_memory.prefill, rejected_requests, server_errors, …
     counts: Mapping[str, float] = field(default_factory=dict)
-    marked: Mapping[str, float] = field(default_factory=dict)  # of these, how many stood beside text of clients
-    shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # signal, state: share of the serving time
+    marked: Mapping[str, float] = field(default_factory=dict)  # of these, the ones beside text of clients
+    shares: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # signal, state: share of serving time
     last: Mapping[str, float | None] = field(default_factory=dict)  # figures of the last line
-    # The command line with the changes, each flag a piece; empty where arguments are not known.
+    # The command line with the changes, a piece for each flag; empty where the arguments are not known.
     command: tuple[str, ...] = ()
     command_changes: tuple[tuple[str, str, str], ...] = ()  # flag, value before, value after
     command_notes: tuple[str, ...] = ()
-    # Pool tokens, limits, memory: what the start printed.
+    # Pool tokens, limits and memory as the start printed them.
     facts: Mapping[str, float | str | None] = field(default_factory=dict)
     available_gb: tuple[float, ...] = ()  # available_gpu_mem of every start and scheduler as printed
     sources: tuple[str, ...] = ()  # the files read, in time order
@@ -318,20 +319,24 @@ class Judgement:
     @property
     def own(self) -> Finding | None:
         """The finding that is the verdict."""
-        return next((each for each in self.findings if each.diagnosis == self.verdict), None)
+        return next((finding for finding in self.findings if finding.diagnosis == self.verdict), None)
 
     @property
     def is_dated(self) -> bool:
         """Whether the log prints dates."""
         return self.begin is not None and self.begin >= FIRST_DATED_SECOND
 
-    def at(self, time: float, *, whole: bool = False) -> str:
-        """Return a time: `03:12:05` within a day, with the date over several or if `whole`, `+0:01:30` from the begin without dates."""
+    def at(self, time: float, *, with_date: bool = False) -> str:
+        """Return a time such as `03:12:05`, with the date if `with_date` or if the log covers several days.
+
+        Without dates in the log it is the time since the log begins, such as `+0:01:30`.
+        """
         if not self.is_dated:
             seconds = int(time - (self.begin or 0.0))
             return f"+{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-        when, first, last = (_utc(time if each is None else each) for each in (time, self.begin, self.end))
-        return f"{when:%Y-%m-%d %H:%M:%S}" if whole or first.date() != last.date() else f"{when:%H:%M:%S}"
+        moments = (time, self.begin, self.end)
+        when, first, last = (_utc(time if moment is None else moment) for moment in moments)
+        return f"{when:%Y-%m-%d %H:%M:%S}" if with_date or first.date() != last.date() else f"{when:%H:%M:%S}"
 
     def period(self, begin: float | None, end: float | None) -> str:
         """Return `from 03:12:05 to 03:37:00`; empty where a time is not known."""

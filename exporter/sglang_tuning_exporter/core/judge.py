@@ -1,6 +1,7 @@
-"""What limits a server over a stretch of time, and what to change. A pipeline, read top down:
+"""What limits a server over a stretch of time, and what to change. Pure.
 
-measure every row -> leave out what another row explains -> rank -> advise -> word. Nothing downstream measures again. Pure.
+A pipeline, read top down: measure every diagnosis -> leave out those that another one explains -> rank -> advise ->
+word. Nothing downstream measures again.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SENTENCES = {
 }
 BUT_MUTED = "Nothing limits this server but what is muted."
 SURVIVED_SECONDS = 60.0  # of work after a failure: it did not end by it
-PAST_SECONDS = 120.0  # what was not seen for so long is over
+PAST_SECONDS = 120.0  # without a sign of a diagnosis, after which it is over
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
 NEARLY_ALL_GIVEN_UP = 0.5  # of the requests that ended
 LEAST_WAITED = 10.0  # seconds of waiting that show what requests wait for
@@ -95,18 +96,18 @@ def _unexplained(holds: set[Diagnosis], profile: profiles.Profile) -> list[Diagn
     return [diagnosis for diagnosis in heard if holds.isdisjoint(better_explained_by(diagnosis))]
 
 
-def judgement_of(measured: Measured, found: tuple[Finding, ...]) -> Judgement:
+def judgement_of(measured: Measured, worded: tuple[Finding, ...]) -> Judgement:
     """Return the judgement with these findings."""
     profile, figures = measured.view.profile, measured.figures
-    return Judgement(*_verdict(measured, found), found, measured.checks, muted(profile, figures))
+    return Judgement(*_verdict(measured, worded), worded, measured.checks, muted(profile, figures))
 
 
-def measure(row: Diagnosis, view: View) -> Figure | None:
-    """Return the figure that decides a diagnosis; None where the log does not show it, or too little was seen."""
-    when = row.when
-    if row.profiles and view.profile.name not in row.profiles:
+def measure(diagnosis: Diagnosis, view: View) -> Figure | None:
+    """Return the figure that decides a diagnosis; None where nothing shows it, or the load was too little."""
+    when = diagnosis.when
+    if diagnosis.profiles and view.profile.name not in diagnosis.profiles:
         return None
-    if not (row.any_load or (view.has_enough_load if row.enough is None else row.enough(view))):
+    if not (diagnosis.any_load or (view.has_enough_load if diagnosis.enough is None else diagnosis.enough(view))):
         return None
     value, limit = when.measure(view), when.bound(view)
     return None if value is None or limit is None else Figure(when.name, value, when.unit, limit, when.side)
@@ -117,13 +118,13 @@ class Measured:
     """Every diagnosis that holds over a view, causes first, without those that another one explains."""
 
     view: View
-    figures: Mapping[str, Figure]  # of all rows that were measured
+    figures: Mapping[str, Figure]  # of all diagnoses that were measured
     holding: tuple[str, ...]
 
     @property
     def verdict(self) -> str:
         """The diagnosis that limits the server, or the word for why there is none."""
-        limits = [row for row in self.diagnoses if row.is_limit(self.view)]
+        limits = [diagnosis for diagnosis in self.diagnoses if diagnosis.is_limit(self.view)]
         return min(limits, key=self.place).id if limits else self.without_limit
 
     @property
@@ -144,22 +145,30 @@ class Measured:
 
     @property
     def checks(self) -> Mapping[str, Figure | None]:
-        """Every diagnosis of the profile with its figure; None where it was not measured."""
+        """The figure of every diagnosis of the profile; None where it was not measured."""
         name = self.view.profile.name
-        return {row.id: self.figures.get(row.id) for row in ALL if not row.profiles or name in row.profiles}
+        return {
+            diagnosis.id: self.figures.get(diagnosis.id)
+            for diagnosis in ALL
+            if not diagnosis.profiles or name in diagnosis.profiles
+        }
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
         """The diagnoses that hold, causes first."""
         return tuple(BY_ID[name] for name in self.holding)
 
-    def causes(self, row: Diagnosis) -> tuple[Diagnosis, ...]:
-        """Return what a diagnosis can follow from, here: a failure that was only predicted, or that the server survived, ends no server."""
-        if not row.death:
-            return causes_of(row)
-        return tuple(cause for cause in causes_of(row) if not self._is_harmless(cause, row))
+    def causes(self, diagnosis: Diagnosis) -> tuple[Diagnosis, ...]:
+        """Return the diagnoses that can cause this one here.
+
+        A failure that was only predicted, or that the server survived, is not the cause of its end.
+        """
+        if not diagnosis.death:
+            return causes_of(diagnosis)
+        return tuple(cause for cause in causes_of(diagnosis) if not self._is_harmless(cause, diagnosis))
 
     def _is_harmless(self, failure: Diagnosis, death: Diagnosis) -> bool:
+        """Whether a failure was only predicted, or the server worked on after it."""
         if failure.feared(self.view):
             return True
         last, counts = self.view.last, failure.when.counts
@@ -167,13 +176,16 @@ class Measured:
         worked = last.get(death.worked, -inf)
         return Group.FAILURE in failure.groups and worked - failed >= SURVIVED_SECONDS
 
-    def place(self, row: Diagnosis) -> tuple[bool, int, int]:
-        """Return the rank of a diagnosis: if the server is down, its end goes first, and failures not proven to have caused it go last."""
+    def place(self, diagnosis: Diagnosis) -> tuple[bool, int, int]:
+        """Return the rank of a diagnosis.
+
+        If the server is down, its end ranks first; failures that are not proven to have caused it rank last.
+        """
         down = next((other for other in self.diagnoses if other.death == "down"), None)
         crash = next((other for other in self.diagnoses if other.death == "crash"), None)
         death = down or (crash if self.view.has_ended else None)
-        unproven = death is not None and Group.FAILURE in row.groups and row not in self.causes(death)
-        return unproven, -URGENCY[row.severity], place(row)
+        unproven = death is not None and Group.FAILURE in diagnosis.groups and diagnosis not in self.causes(death)
+        return unproven, -URGENCY[diagnosis.severity], place(diagnosis)
 
 
 def _is_idle(view: View) -> bool:
@@ -183,7 +195,7 @@ def _is_idle(view: View) -> bool:
 
 
 def _is_served(view: View) -> bool:
-    """Whether clients get their answers: requests end without being given up, or tokens are delivered while requests run."""
+    """Whether clients get answers: requests end, and most are not given up; or tokens are sent while requests run."""
     share, totals = view.given_up_share, view.totals
     if view.silent_seconds or (share is not None and share > NEARLY_ALL_GIVEN_UP and not view.cancels):
         return False
@@ -194,8 +206,9 @@ def _is_served(view: View) -> bool:
 # The verdict in words
 
 
-def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, Severity | Literal["none"]]:
-    first = next((each for each in found if each.is_limit), None)
+def _verdict(measured: Measured, worded: tuple[Finding, ...]) -> tuple[str, str, Severity | Literal["none"]]:
+    """Return the verdict, its sentence and its severity."""
+    first = next((finding for finding in worded if finding.is_limit), None)
     if first is not None:
         return first.diagnosis, first.headline, first.severity
     view, figures, verdict = measured.view, measured.figures, measured.without_limit
@@ -206,11 +219,11 @@ def _verdict(measured: Measured, found: tuple[Finding, ...]) -> tuple[str, str, 
         sentence = f"The server was idle most of the time: requests ran for {view.served:.0f} s."
     if verdict == NO_LIMIT and sentence and (retracted := _retracted(view)):
         sentence = f"{sentence} {retracted}."
-    return verdict, said_at_once(verdict, found) or sentence or short_load(view), "none"
+    return verdict, leading_fact(verdict, worded) or sentence or short_load(view), "none"
 
 
 def muted(profile: profiles.Profile, figures: Mapping[str, Figure]) -> tuple[str, ...]:
-    """Say what the user accepts and why, and whether it is so."""
+    """Return a sentence for each diagnosis that the user accepts: why, and whether it holds now."""
     return tuple(
         f"Muted: {BY_ID[name].summary} Why: {reason}."
         + (" It is so now." if name in figures and figures[name].holds else "")
@@ -218,9 +231,9 @@ def muted(profile: profiles.Profile, figures: Mapping[str, Figure]) -> tuple[str
     )
 
 
-def said_at_once(verdict: str, found: tuple[Finding, ...]) -> str:
-    """Return the fact that heads what is said of too little load; empty where there is none."""
-    facts = (each.headline for each in found if BY_ID[each.diagnosis].at_once)
+def leading_fact(verdict: str, worded: tuple[Finding, ...]) -> str:
+    """Return the headline that opens the answer to too little load; empty where there is none."""
+    facts = (finding.headline for finding in worded if BY_ID[finding.diagnosis].at_once)
     return next(facts, "") if verdict == NOT_ENOUGH else ""
 
 
@@ -254,6 +267,7 @@ def _short_load_with_figures(view: View) -> str:
 
 
 def _retracted(view: View) -> str:
+    """Return how often SGLang retracted running requests, in words; empty where it did not."""
     number = view.totals["retraction_events"]
     times = f"{number:,.0f} times" if number > 1 else "once"
     return f"SGLang retracted running requests {times}" if number else ""
@@ -262,107 +276,146 @@ def _retracted(view: View) -> str:
 # Findings and their changes
 
 
-def _stands_alone(row: Diagnosis, measured: Measured) -> bool:
+def _stands_alone(diagnosis: Diagnosis, measured: Measured) -> bool:
     """True if the finding is reported even when no change can be advised."""
-    return not row.needs_advice or (row.chance and row.any_load and row.is_limit(measured.view))
+    return not diagnosis.needs_advice or (diagnosis.chance and diagnosis.any_load and diagnosis.is_limit(measured.view))
 
 
 def findings(measured: Measured, also: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
-    """Advise and word what holds: causes first, chances last, no flag set two ways. `also` held at other times, and protects as well."""
-    advised = _Advised(measured, frozenset(map(BY_ID.__getitem__, {*measured.holding, *also})))
-    for row in sorted(measured.diagnoses, key=lambda row: (row.chance, place(row))):
-        advised.add(row)
-    reported = {row for row, changes in advised.changes.items() if changes or _stands_alone(row, measured)}
-    order = sorted(reported, key=lambda row: (row.chance, not row.is_limit(measured.view), measured.place(row)))
-    because = {row: tuple(cause.id for cause in measured.causes(row) if cause in reported) for row in order}
-    return tuple(_worded(row, measured, advised.changes[row], because[row]) for row in order)
+    """Return the findings of the diagnoses that hold, with their changes: limits first, opportunities last.
+
+    No flag is set two ways. `also`: names of diagnoses that held at other times; they protect what they need as well.
+    """
+    advised = _Changes(measured, frozenset(map(BY_ID.__getitem__, {*measured.holding, *also})))
+    for diagnosis in sorted(measured.diagnoses, key=lambda diagnosis: (diagnosis.chance, place(diagnosis))):
+        advised.add_changes_of(diagnosis)
+    reported = {
+        diagnosis
+        for diagnosis, changes in advised.by_diagnosis.items()
+        if changes or _stands_alone(diagnosis, measured)
+    }
+    order = sorted(
+        reported,
+        key=lambda diagnosis: (diagnosis.chance, not diagnosis.is_limit(measured.view), measured.place(diagnosis)),
+    )
+    because = {
+        diagnosis: tuple(cause.id for cause in measured.causes(diagnosis) if cause in reported) for diagnosis in order
+    }
+    return tuple(
+        _worded(diagnosis, measured, advised.by_diagnosis[diagnosis], because[diagnosis]) for diagnosis in order
+    )
 
 
-class _Advised:
+class _Changes:
     """The changes of all findings; earlier findings win over later ones."""
 
     def __init__(self, measured: Measured, beside: frozenset[Diagnosis]) -> None:
         self.measured, self.view, self.beside = measured, measured.view, beside
-        self.changes: dict[Diagnosis, tuple[Change, ...]] = {}
+        self.by_diagnosis: dict[Diagnosis, tuple[Change, ...]] = {}
         self.values: dict[str, object] = {}  # by argument
 
-    def add(self, row: Diagnosis) -> None:
-        """Add the changes of a diagnosis: of its causes where it borrows, else its own, without what others set or protect."""
-        if row.borrows == "as well":
-            self.changes[row] = (*self._borrowed(row, self.measured.causes(row)), *self._own(row))
-        else:
-            self.changes[row] = self._instead(row) if row.borrows else self._own(row)
+    def add_changes_of(self, diagnosis: Diagnosis) -> None:
+        """Add the changes of a diagnosis: those of its causes where it borrows, else its own.
 
-    def _instead(self, row: Diagnosis) -> tuple[Change, ...]:
-        if borrowed := self._borrowed(row, causes_of(row), flags_only=False):
+        Changes of flags that other findings set or protect are left out.
+        """
+        if diagnosis.borrows == "as well":
+            self.by_diagnosis[diagnosis] = (
+                *self._borrowed(diagnosis, self.measured.causes(diagnosis)),
+                *self._own(diagnosis),
+            )
+        else:
+            self.by_diagnosis[diagnosis] = self._instead(diagnosis) if diagnosis.borrows else self._own(diagnosis)
+
+    def _instead(self, diagnosis: Diagnosis) -> tuple[Change, ...]:
+        """Return the changes of a cause, else those of the reason why requests waited, else its own."""
+        if borrowed := self._borrowed(diagnosis, causes_of(diagnosis), flags_only=False):
             return borrowed
         reason = self._reason_of_waits()
         own = self._own(reason) if reason is not None and reason not in self.beside else ()
-        return tuple(change for change in own if change.flag) or self._own(row)
+        return tuple(change for change in own if change.flag) or self._own(diagnosis)
 
     def _borrowed(
-        self, row: Diagnosis, causes: tuple[Diagnosis, ...], *, flags_only: bool = True
+        self, diagnosis: Diagnosis, causes: tuple[Diagnosis, ...], *, flags_only: bool = True
     ) -> tuple[Change, ...]:
-        """Return the changes of the first cause that has a flag; else, unless `flags_only`, of the first that has any."""
-        lenders = [cause for cause in causes if self.changes.get(cause) and not cause.chance]
-        flagged = {cause: tuple(change for change in self.changes[cause] if change.flag) for cause in lenders}
+        """Return the changes of the first cause that has a flag; else those of the first that has any.
+
+        With `flags_only` they are empty where no cause has a flag.
+        """
+        lenders = [cause for cause in causes if self.by_diagnosis.get(cause) and not cause.chance]
+        flagged = {cause: tuple(change for change in self.by_diagnosis[cause] if change.flag) for cause in lenders}
         cause = next((cause for cause in lenders if flagged[cause]), None)
         if cause is None:
-            return () if flags_only or not lenders else self._lent(lenders[0], self.changes[lenders[0]], row)
-        return self._lent(cause, flagged[cause], row)
+            return () if flags_only or not lenders else self._lent(lenders[0], self.by_diagnosis[lenders[0]], diagnosis)
+        return self._lent(cause, flagged[cause], diagnosis)
 
-    def _lent(self, cause: Diagnosis, changes: tuple[Change, ...], row: Diagnosis) -> tuple[Change, ...]:
-        return (*changes, *self._own(row)) if cause.lends_beside else changes
+    def _lent(self, cause: Diagnosis, changes: tuple[Change, ...], diagnosis: Diagnosis) -> tuple[Change, ...]:
+        return (*changes, *self._own(diagnosis)) if cause.lends_beside else changes
 
     def _reason_of_waits(self) -> Diagnosis | None:
-        """Return the reason for most of the time in which requests waited, though they waited too seldom for a finding of its own."""
+        """Return the diagnosis that explains most of the waits, even if it held too seldom for a finding."""
         seconds = {reason: self.view.totals[f"admission/{reason}"] for reason in WAITS}
         most, waited = max(seconds, key=seconds.__getitem__), sum(seconds.values())
         if waited < LEAST_WAITED or seconds[most] <= self.view.profile.frequent_share * waited:
             return None
-        return next((row for row in ALL if row.wait == most), None)
+        return next((diagnosis for diagnosis in ALL if diagnosis.wait == most), None)
 
-    def _own(self, row: Diagnosis) -> tuple[Change, ...]:
-        offered = advice.advise(row, self.view, self.beside)
+    def _own(self, diagnosis: Diagnosis) -> tuple[Change, ...]:
+        """Return the changes that a diagnosis advises, without those that are not allowed beside the others."""
+        offered = advice.advise(diagnosis, self.view, self.beside)
         kept: dict[str, Change] = {}
         for change in offered:
-            if self._is_right(row, change):
+            if self._is_allowed(diagnosis, change):
                 kept.setdefault(change.arg or f"words {len(kept)}", change)
-        if offered and not kept and not row.needs_advice:
+        if offered and not kept and not diagnosis.needs_advice:
             kept[""] = Change(words="change nothing for it yet: what another finding asks for comes first")
-        if not row.chance:
+        if not diagnosis.chance:
             self.values.update(
-                {arg: each.to for arg, each in kept.items() if each.arg and (each.to is not None or each.removes)}
+                {
+                    arg: change.to
+                    for arg, change in kept.items()
+                    if change.arg and (change.to is not None or change.removes)
+                }
             )
         return tuple(kept.values())
 
-    def _is_right(self, row: Diagnosis, change: Change) -> bool:
-        """Whether a change is not set otherwise by a row before, is protected by no finding, and is accepted beside the others."""
+    def _is_allowed(self, diagnosis: Diagnosis, change: Change) -> bool:
+        """Whether a change agrees with the others.
+
+        No finding before it sets the flag to another value, no finding protects what the change takes, and the release
+        accepts its value beside the others.
+        """
         arg, view = change.arg, self.view
         if not arg:
             return True
-        is_said_again = row.borrows == "instead" or arg == row.remedy.arg  # by a finding whose own flag it is
-        if arg in self.values and not (is_said_again and self.values[arg] == change.to):
+        # A finding repeats the change of another one where the flag is its own.
+        is_repeated = diagnosis.borrows == "instead" or arg == diagnosis.remedy.arg
+        if arg in self.values and not (is_repeated and self.values[arg] == change.to):
             return False
         takes = _TAKES.get((arg, change.direction), frozenset())
-        if any(other.protects in takes for other in self.beside if other is not row):
+        if any(other.protects in takes for other in self.beside if other is not diagnosis):
             return False
         if view.facts.release is None or (change.to is None and not change.removes):
             return True
         return have_effect(view.facts.release, {**self.values, arg: change.to}, typed_settings(view))
 
 
-# What a change takes: after an out-of-memory failure nothing takes memory, while requests are retracted none are added.
+# What each change takes. After an out-of-memory failure no change takes memory; while SGLang retracts requests, no
+# change adds requests.
 _MEMORY, _REQUESTS = frozenset({"memory"}), frozenset({"requests"})
 _TAKES = {
-    **dict.fromkeys((
-        ("mem_fraction_static", "raise"), ("max_total_tokens", "raise"), ("chunked_prefill_size", "raise"), ("max_prefill_tokens", "raise"),
-        ("cuda_graph_max_bs", "raise"), ("cuda_graph_max_bs_decode", "raise"), ("disable_cuda_graph", "drop"),
-        ("disable_decode_cuda_graph", "drop"), ("enable_torch_compile", "add"),
-    ), _MEMORY),
+    ("mem_fraction_static", "raise"): _MEMORY,
+    ("max_total_tokens", "raise"): _MEMORY,
+    ("chunked_prefill_size", "raise"): _MEMORY,
+    ("max_prefill_tokens", "raise"): _MEMORY,
+    ("cuda_graph_max_bs", "raise"): _MEMORY,
+    ("cuda_graph_max_bs_decode", "raise"): _MEMORY,
+    ("disable_cuda_graph", "drop"): _MEMORY,
+    ("disable_decode_cuda_graph", "drop"): _MEMORY,
+    ("enable_torch_compile", "add"): _MEMORY,
     ("max_running_requests", "raise"): _MEMORY | _REQUESTS,
     ("schedule_conservativeness", "lower"): _REQUESTS,
-}  # fmt: skip
+}
 
 
 # A finding in words
@@ -373,88 +426,93 @@ def _confidence_of(view: View) -> Confidence:
     return "high" if view.served >= HIGH else "medium" if view.served >= MEDIUM else "low"
 
 
-def _worded(row: Diagnosis, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
-    view, figure = measured.view, measured.figures[row.id]
-    figures, line = advice.figures_of(view), _explanation_of(row, measured)
-    usual: Confidence = "high" if row.any_load and not row.chance else _confidence_of(view)
-    guide = advice.fill(row.guide, figures)
-    opposite = {"raise", "lower"} - {row.remedy.direction}
-    if any(change.arg == row.remedy.arg and {change.direction} == opposite for change in changes):
+def _worded(diagnosis: Diagnosis, measured: Measured, changes: tuple[Change, ...], because: tuple[str, ...]) -> Finding:
+    """Return a diagnosis that holds as a finding, with its words and figures."""
+    view, figure = measured.view, measured.figures[diagnosis.id]
+    figures, line = advice.figures_of(view), _explanation_of(diagnosis, measured)
+    usual: Confidence = "high" if diagnosis.any_load and not diagnosis.chance else _confidence_of(view)
+    guide = advice.fill(diagnosis.guide, figures)
+    opposite = {"raise", "lower"} - {diagnosis.remedy.direction}
+    if any(change.arg == diagnosis.remedy.arg and {change.direction} == opposite for change in changes):
         guide = "not in SGLang's guide, which says the opposite: here SGLang's own error names the change"
     elif not guide.startswith(("not in", "the guide has")):
         guide = f"SGLang's tuning guide, {guide}"
     return Finding(
-        row.id,
-        row.alert,
-        row.severity,
-        row.is_limit(view),
-        _in_its_words(row, row.headline(view) or advice.fill(row.summary, figures), line),
-        _sentence(row, view, figure, line),
+        diagnosis.id,
+        diagnosis.alert,
+        diagnosis.severity,
+        diagnosis.is_limit(view),
+        _in_its_words(diagnosis, diagnosis.headline(view) or advice.fill(diagnosis.summary, figures), line),
+        _sentence(diagnosis, view, figure, line),
         guide,
-        row.confidence(view) or usual,
-        (replace(figure, name=advice.fill(figure.name, figures)), *row.supporting(view)),
+        diagnosis.confidence(view) or usual,
+        (replace(figure, name=advice.fill(figure.name, figures)), *diagnosis.supporting(view)),
         changes,
         because,
-        notes=tuple(_notes(row, view)),
+        notes=tuple(_notes(diagnosis, view)),
         explained_by=line,
     )
 
 
-def _explanation_of(row: Diagnosis, measured: Measured) -> Event | None:
-    """Return the line of the log that explains a finding about an end; None where none does, or a failure beside it has it."""
+def _explanation_of(diagnosis: Diagnosis, measured: Measured) -> Event | None:
+    """Return the line of the log that explains a finding about an end.
+
+    None where no line does, or the line belongs to a failure that is a finding as well.
+    """
     view, line = measured.view, measured.view.explanation
-    if line is None or row.feared(view):  # then the line is about another failure
+    if line is None or diagnosis.feared(view):  # then the line is about another failure
         return None
-    if Group.FAILURE in row.groups:
-        return line if line.word == row.ends_as else None
-    if not row.death:
+    if Group.FAILURE in diagnosis.groups:
+        return line if line.word == diagnosis.ends_as else None
+    if not diagnosis.death:
         return None
-    failures = {cause for cause in measured.causes(row) if Group.FAILURE in cause.groups} & {*measured.diagnoses}
+    failures = {cause for cause in measured.causes(diagnosis) if Group.FAILURE in cause.groups} & {*measured.diagnoses}
     if any(_explanation_of(failure, measured) is not None for failure in failures):
         return None
-    if row.death == "down":
+    if diagnosis.death == "down":
         return view.explains_now
     return line if view.has_ended or view.totals["ends"] else None
 
 
-def _in_its_words(row: Diagnosis, headline: str, line: Event | None) -> str:
-    """Add to the headline of an end the words of the line that explains it, if that is more than that it ended."""
-    if line is None or row.death not in {"crash", "down"} or line.ending.weight < CAUSE:
+def _in_its_words(diagnosis: Diagnosis, headline: str, line: Event | None) -> str:
+    """Return the headline of an end with the words of the line that explains it, if they name a cause."""
+    if line is None or diagnosis.death not in {"crash", "down"} or line.ending.weight < CAUSE:
         return headline
     words = line.short
     words = words if words.endswith(("?", "!", "…")) else words.rstrip(".") + "."
     return f"{headline.rstrip('.')}: {words}"
 
 
-def _sentence(row: Diagnosis, view: View, figure: Figure, line: Event | None) -> str:
-    """Say what was seen, with its figure or with more than that."""
-    if own := row.sentence(view, line):
+def _sentence(diagnosis: Diagnosis, view: View, figure: Figure, line: Event | None) -> str:
+    """Return the sentence of a finding with its figure."""
+    if own := diagnosis.sentence(view, line):
         return own
     value = (
-        view.troubles.get(row.trouble)
-        or row.says(view)
+        view.troubles.get(diagnosis.trouble)
+        or diagnosis.says(view)
         or amount(figure.value, "count" if figure.unit == "per_minute" else figure.unit)
     )
-    words = advice.fill(row.seen, advice.figures_of(view))
+    words = advice.fill(diagnosis.seen, advice.figures_of(view))
     return words.replace("{value}", value).replace("{s}", "" if value in {"1", "at least one"} else "s")
 
 
-def _notes(row: Diagnosis, view: View) -> list[str]:
-    decided = view.facts.recommended(row.remedy.arg, "decision")[:MOST_QUOTED] if row.remedy.arg else []
+def _notes(diagnosis: Diagnosis, view: View) -> list[str]:
+    """Return what speaks against a finding, and what SGLang decided itself about its flag."""
+    decided = view.facts.recommended(diagnosis.remedy.arg, "decision")[:MOST_QUOTED] if diagnosis.remedy.arg else []
     words = [f"SGLang decided at its start: “{decision.words.rstrip('.')}”" for decision in decided]
-    return [*filter(None, [row.remark(view)]), *words]
+    return [*filter(None, [diagnosis.remark(view)]), *words]
 
 
 # Times
 
 
-def seen(row: Diagnosis, server: Server, begin: float, end: float) -> tuple[float, float] | None:
-    """Return when a diagnosis was first and last seen in a stretch; None where it was not."""
-    if (span := row.span(server, begin, end)) is not None:
+def first_and_last(diagnosis: Diagnosis, server: Server, begin: float, end: float) -> tuple[float, float] | None:
+    """Return the first and the last time at which a stretch shows a diagnosis; None where it does not."""
+    if (span := diagnosis.span(server, begin, end)) is not None:
         return span
     buckets = [bucket for bucket in server.buckets if begin - BUCKET_SECONDS <= bucket[0] <= end]
-    # Figures of the whole, and what was explained otherwise: while it served.
-    for names in (row.when.counts, ("lines",)):
+    # A diagnosis without sums of its own, or whose sums another state has taken, held while the server served.
+    for names in (diagnosis.when.counts, ("lines",)):
         times = [at for at, totals in buckets if any(totals[name] > 0 for name in names)]
         if times:
             return max(times[0], begin), min(times[-1] + BUCKET_SECONDS, end)
@@ -462,24 +520,28 @@ def seen(row: Diagnosis, server: Server, begin: float, end: float) -> tuple[floa
 
 
 def timed(finding: Finding, server: Server, begin: float, end: float, *, now: float, counts: Totals) -> Finding | None:
-    """Return a finding with the times at which it was seen in a stretch; None where it was not.
+    """Return a finding with the times at which a stretch shows it; None where it does not.
 
-    One that is over by `now` is said in the past tense; `counts` are those of the stretch.
+    The headline of a finding that is over by `now` is in the past tense. `counts`: those of the stretch.
     """
-    row = BY_ID[finding.diagnosis]
-    times = seen(row, server, begin, end)
+    diagnosis = BY_ID[finding.diagnosis]
+    times = first_and_last(diagnosis, server, begin, end)
     if times is None:
         return None
     since, until = times
-    over, headline = "{until}" in row.past and now - until > PAST_SECONDS, finding.headline
+    over, headline = "{until}" in diagnosis.past and now - until > PAST_SECONDS, finding.headline
     if over:
-        number, minutes = sum(counts[name] for name in row.when.counts), int(until // 60) % (24 * 60)
+        number, minutes = sum(counts[name] for name in diagnosis.when.counts), int(until // 60) % (24 * 60)
         often = f"{number:,.0f} times" if number != 1 else "once"
-        words = row.over(f"{minutes // 60:02}:{minutes % 60:02}", often)
-        headline = _in_its_words(row, words, finding.explained_by)
+        words = diagnosis.over(f"{minutes // 60:02}:{minutes % 60:02}", often)
+        headline = _in_its_words(diagnosis, words, finding.explained_by)
     return replace(finding, headline=headline, since=since, until=until, over=over)
 
 
-def going_on_first(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Return findings with those that go on before those that are over; what can only be better stays last."""
-    return tuple(sorted(found, key=lambda each: (BY_ID[each.diagnosis].chance, not each.is_limit, each.over)))
+def going_on_first(worded: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return findings with those that still hold before those that are over; opportunities stay last."""
+
+    def order(finding: Finding) -> tuple[bool, bool, bool]:
+        return BY_ID[finding.diagnosis].chance, not finding.is_limit, finding.over
+
+    return tuple(sorted(worded, key=order))

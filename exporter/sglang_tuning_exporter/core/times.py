@@ -29,7 +29,7 @@ class Span:
 
     def first_seen(self, row: Diagnosis) -> float | None:
         """Return when the subject of a row was first seen; None where it was not."""
-        times = judge.seen(row, self.server, self.begin, self.end)
+        times = judge.first_and_last(row, self.server, self.begin, self.end)
         return None if times is None else times[0]
 
     def timed(self, finding: Finding, now: float) -> Finding | None:

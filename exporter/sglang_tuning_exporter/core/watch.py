@@ -738,7 +738,7 @@ class Watch:
         if not counts["server_starts"] and (server.started_at or facts.arguments):
             del counts["server_starts"]  # that no start was counted says nothing where one is known from before
         started = server.started_at[-1] if server.started_at else None
-        return answer.beside(
+        return answer.with_figures(
             judgement, server, view.totals, profile=server.profile.name,
             # Lines from before the exporter are in the window too.
             begin=max(now - window, min(self.begin, server.begin or self.begin)), end=now,
