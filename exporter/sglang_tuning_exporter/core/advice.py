@@ -1,7 +1,7 @@
-"""The changes of a diagnosis: what SGLang itself recommends, proven flags, and its own advice, each with its reasons. Pure.
+"""The changes of a diagnosis, with reasons: SGLang's own recommendations, proven flags, and its own advice. Pure.
 
-Values are flag values as typed. `advise` leaves out what the release has not, refuses or ignores. How a flag is set is in
-`diagnoses/steps`, to what value in the diagnosis.
+Values are flag values as typed. `advise` leaves out flags that the release does not have, and values that it refuses or
+ignores. `diagnoses/steps` sets a flag; the value is in the diagnosis.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def advise(diagnosis: Diagnosis, view: View, beside: Beside) -> list[Change]:
 
 
 def _sglang_first(diagnosis: Diagnosis, view: View, offered: list[Change]) -> list[Change]:
-    """Put SGLang's own recommendation about the flag of a diagnosis first, and leave out what it contradicts.
+    """Return SGLang's own recommendation about the flag of a diagnosis, then the offers that do not contradict it.
 
-    Where SGLang recommends the same, ours stands: it has a value.
+    Where SGLang recommends the same change, only ours is returned: it has a value.
     """
     arg = diagnosis.remedy.arg
     ours = {change.direction for change in offered if change.arg == arg}
@@ -81,7 +81,11 @@ def _offers(diagnosis: Diagnosis, view: View, beside: Beside) -> list[Offer]:
 
 
 def _reasoned(diagnosis: Diagnosis, view: View, change: Change) -> Change:
-    """Return a change with its reasons: its own, those of the diagnosis where it changes its flag or none, else of `_REASONS`."""
+    """Return a change with its reasons and figures filled in.
+
+    A change without reasons has those of the diagnosis if it sets the flag of the diagnosis or none, else those of
+    `_REASONS`.
+    """
     own, figures = diagnosis.remedy, figures_of(view)
     name = change.arg.removesuffix("_decode") if change.arg == view.facts.graph_arg else change.arg
     is_own = not name or (name == own.arg and change.direction in {"", own.direction})
@@ -101,15 +105,16 @@ def _reasoned(diagnosis: Diagnosis, view: View, change: Change) -> Change:
 
 
 def _spellings(view: View, change: Change) -> str:
-    """Say the two names of the graph flag where the release is not known."""
+    """Return both names of the graph flag where the release is not known; empty for other flags."""
     if view.facts.release is not None or not change.arg.startswith("cuda_graph_max_bs"):
         return ""
     value = f" {change.to}" if isinstance(change.to, int) else ""
-    return f"; --cuda-graph-max-bs{value} up to SGLang 0.5.13, --cuda-graph-max-bs-decode{value} from 0.5.14 to {flags.releases()[-1]}"
+    old, new = f"--cuda-graph-max-bs{value}", f"--cuda-graph-max-bs-decode{value}"
+    return f"; {old} up to SGLang 0.5.13, {new} from 0.5.14 to {flags.releases()[-1]}"
 
 
 def figures_of(view: View) -> dict[str, str]:
-    """Return the thresholds as words, for texts."""
+    """Return the thresholds in words, by the names that texts have for them."""
     profile, ages = view.profile, view.given_up_ages
     lower = profile.queue_lower or (50 if view.facts.is_first_edition else 100)
     after = (
@@ -127,5 +132,5 @@ _TEMPLATE = re.compile(r"\{([a-z_]+)\}")
 
 
 def fill(text: str, figures: Mapping[str, str]) -> str:
-    """Fill thresholds into a text; what is no name of one stays."""
+    """Return a text with the thresholds filled in; other words in braces stay."""
     return _TEMPLATE.sub(lambda name: figures.get(name[1], name[0]), text)

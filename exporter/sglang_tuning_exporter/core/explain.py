@@ -60,7 +60,10 @@ def _read(reader: Reader, lines: Iterable[bytes]) -> Iterator[tuple[bytes, tuple
 
 
 def _line(reader: Reader, line: bytes, events: tuple[Event, ...], again: list[Event], carrier: str) -> str:
-    """Return what one line was read as, and whether it counts; `carrier`: a line before it that can hold text of others."""
+    """Return what one line was read as, and whether it counts.
+
+    carrier: a line shortly before it that can hold text of others, with the reason.
+    """
     text = [f"line {reader.number}: {_shown(line)}"]
     if reader.around:
         text.append(f"around it: {reader.around.lstrip(', ')}")
@@ -81,7 +84,7 @@ def _line(reader: Reader, line: bytes, events: tuple[Event, ...], again: list[Ev
 
 @dataclass(slots=True)
 class _Counts:
-    """What a log held: events and marked events by kind, forms by the text around a line, lines that can carry text."""
+    """The counts of a log: events by kind, lines by the text around them, and lines that can carry text of others."""
 
     events: Counter[str] = field(default_factory=Counter)
     marked: Counter[str] = field(default_factory=Counter)

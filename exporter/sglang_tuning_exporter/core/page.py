@@ -1,6 +1,6 @@
-"""A judged log, or a server that runs, as one HTML page: no script, no font, no request. Every word from outside is escaped.
+"""The report of a log and the page of a running server as HTML, without scripts, fonts and requests.
 
-The report and the exporter's own page are one template, and their figures one chart.
+Both use one template and one kind of chart. Every word from outside is escaped.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ from sglang_tuning_exporter.sglang.clean import clean_for_page
 
 # Figures over time as inline SVG: a line with its range, the healthy band, a limit, marks, and stretches of time.
 
-
 WIDTH, HEIGHT, LANE_HEIGHT = 1000, 90, 20
 _ABOVE = 6  # room over the highest value
-_COLUMNS = 400  # at most, each with the mean, lowest and highest value of its time
+_COLUMNS = 400  # at most; a column has the mean, the lowest and the highest value of its time
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)  # seconds
 _TICKS = 8  # at most, so that their labels fit
 _NEAR = 2.0  # times the highest value: a bound beyond it is not on the scale
 
-
-Value: TypeAlias = "tuple[float, float | None]"  # a time and a figure; None where it is not known, and the line breaks
+Value: TypeAlias = "tuple[float, float | None]"  # a time and a figure; None where it is not known: the line breaks
 Piece: TypeAlias = "list[tuple[float, list[float]]]"  # an unbroken part of a line: places, with the values there
 Span: TypeAlias = "tuple[float, float, str, str]"  # a stretch of time, its class in the style sheet, its words
 
@@ -52,13 +50,16 @@ class Tile:
     note: str = ""
     share: str = ""
     picture: str = ""  # markup
-    past: str = ""  # what the picture shows
+    past: str = ""  # the words for the picture
     top: str = ""  # the highest value on its scale
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The time that pictures show, unix seconds or without dates seconds since the first midnight; `shades` are behind each."""
+    """The time that pictures show: unix seconds, without dates seconds since the first midnight.
+
+    `shades`: stretches of time that are drawn behind every figure.
+    """
 
     begin: float
     end: float
@@ -75,7 +76,7 @@ class Chart:
         return round(WIDTH * min(max((time - self.begin) / self.seconds, 0.0), 1.0), 1)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return round times: their place in percent, and their labels."""
+        """Return round times: the place of each in percent, and its label."""
         wanted = self.seconds / _TICKS
         step = next((step for step in _STEPS if step >= wanted), ceil(wanted / 86400) * 86400)
         first = (-self.begin) % step if self.dated else 0.0
@@ -83,6 +84,7 @@ class Chart:
         return [(round(100 * at / self.seconds, 2), self._label(at, step)) for at in places]
 
     def _label(self, at: float, step: float) -> str:
+        """Return the label of a time, as exact as ticks `step` seconds apart need."""
         if not self.dated:
             return f"+{int(at) // 3600}:{int(at) // 60 % 60:02}" + (f":{int(at) % 60:02}" if step < 60 else "")
         when = dt.datetime.fromtimestamp(self.begin + at, dt.timezone.utc)
@@ -123,11 +125,12 @@ class Chart:
     def lane(self, spans: Iterable[Span], words: str) -> Markup:
         """Draw stretches of time as blocks in a row."""
         blocks = (
-            f"{self._block(each, LANE_HEIGHT, 'block')}><title>{escape(each[3])}</title></rect>" for each in spans
+            f"{self._block(span, LANE_HEIGHT, 'block')}><title>{escape(span[3])}</title></rect>" for span in spans
         )
         return _svg(blocks, LANE_HEIGHT, words)
 
     def _block(self, span: Span, height: int, kind: str) -> str:
+        """Return the open tag of a rectangle for a stretch of time."""
         begin, end, style, _ = span
         left = self.x(begin)
         width = round(max(self.x(end) - left, 2.0), 1)  # a short one stays visible
@@ -181,7 +184,7 @@ def _line(piece: Piece, top: float) -> list[str]:
 def _top(values: Iterable[Value], bounds: Iterable[float | None], least: float) -> float:
     """Return the top of the scale: bounds are on it only where the values come near them."""
     highest = max((value for _, value in values if value is not None), default=0.0)
-    top = max([highest, *(each for each in bounds if each is not None and each <= _NEAR * highest)])
+    top = max([highest, *(bound for bound in bounds if bound is not None and bound <= _NEAR * highest)])
     if least >= highest > 0:
         return max(top, least)
     power = 10.0 ** floor(log10(top)) if top > 0 else 1.0
@@ -189,18 +192,19 @@ def _top(values: Iterable[Value], bounds: Iterable[float | None], least: float) 
 
 
 def _svg(parts: Iterable[str], height: int, words: str) -> Markup:
-    return Markup(  # noqa: S704 # nosec B704 # numbers, and words that are escaped
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" preserveAspectRatio="none"><title>{escape(words)}</title>{"".join(parts)}</svg>'
-    )
+    """Return a picture of these parts, with words for screen readers."""
+    opening = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" preserveAspectRatio="none">'
+    title = f"<title>{escape(words)}</title>"
+    return Markup(f"{opening}{title}{''.join(parts)}</svg>")  # noqa: S704 # nosec B704 # numbers, and escaped words
 
 
-# Nothing is fetched, run, framed or sent; styles are in the page.
+# A browser fetches, runs, frames and sends nothing; styles are in the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _FLAG = re.compile(r"(--[a-z][a-z0-9-]*[a-z0-9])")
 
 
 def flags(text: str) -> Markup:
-    """Return prose as HTML in which a browser breaks no line inside a flag."""
+    """Return a text as HTML in which a browser breaks no line inside a flag."""
     parts = _FLAG.split(text)
     return Markup("").join(
         Markup('<span class="flag">{}</span>').format(part) if place % 2 else escape(part)
@@ -291,31 +295,32 @@ def _findings_of_server(judged: Judgement) -> tuple[list[Finding], list[Finding]
 
 
 def _lanes(judged: Judgement, chart: Chart) -> list[tuple[str, Markup]]:
-    course = [(each.begin, each.end, each.what, each.line) for each in judged.course]
+    """Return the course of the run and the times of each alert, as pictures with their names."""
+    course = [(stretch.begin, stretch.end, stretch.what, stretch.line) for stretch in judged.course]
     lanes = [("Course", chart.lane(course, "The course of the run"))] if course else []
     for name in dict.fromkeys(alert.alert for alert in judged.alerts):
         spans = [
-            (each.at, chart.end if each.until is None else each.until, each.severity, each.alert)
-            for each in judged.alerts
-            if each.alert == name
+            (alert.at, chart.end if alert.until is None else alert.until, alert.severity, alert.alert)
+            for alert in judged.alerts
+            if alert.alert == name
         ]
         lanes.append((name, chart.lane(spans, f"When {name} would have been firing")))
     return lanes
 
 
 def _strips(judged: Judgement, profile: profiles.Profile, chart: Chart) -> list[Tile]:
+    """Return queue, token usage, running requests and retractions over time."""
     healthy, series = profile.healthy, judged.series
     queue = (profile.queue_lower, profile.queue_upper)
     retracted = tuple(time for time, number in series["retractions"] if number)
+    # A queue that is judged by its wait has no healthy length.
+    queue_bounds: dict[str, Any] = {"band": queue} if profile.queue_wait_seconds is None else {}
+    usage_bounds: dict[str, Any] = {"band": (profile.token_usage_target, None), "least": 1.0, "marks": retracted[:1000]}
     shown: list[tuple[str, str, str, str, dict[str, Any]]] = [
-        # A queue that is judged by its wait has no healthy length.
-        ("Queued requests", "queued", healthy["queue"], ",.0f", {"band": queue} if profile.queue_wait_seconds is None else {}),
-        (
-            "Token usage", "usage", healthy["usage"], ",.2f",
-            {"band": (profile.token_usage_target, None), "least": 1.0, "marks": retracted[:1000]},
-        ),
+        ("Queued requests", "queued", healthy["queue"], ",.0f", queue_bounds),
+        ("Token usage", "usage", healthy["usage"], ",.2f", usage_bounds),
         ("Running requests", "running", "", ",.0f", {"limit": judged.running_limit}),
-    ]  # fmt: skip
+    ]
     strips = []
     for name, figure, good, form, bounds in shown:
         known = [value for _, value in series[figure] if value is not None]
@@ -332,12 +337,12 @@ def _strips(judged: Judgement, profile: profiles.Profile, chart: Chart) -> list[
 
 
 def _memory_parts(start: Start) -> list[tuple[str, float]]:
-    """Return the parts of a start's memory in percent; empty where they do not add up to what was free before."""
+    """Return the uses of GPU memory in percent; empty where they are more than was free before the weights."""
     figures = {name: value for name, value in start.memory.items() if isinstance(value, int | float)}
-    whole = figures.get("before_weights_gb", 0.0)
+    free = figures.get("before_weights_gb", 0.0)
     parts = [
-        (name, 100 * figures[key] / whole)
+        (name, 100 * figures[key] / free)
         for key, name in words.MEMORY.items()
-        if key != "before_weights_gb" and whole and figures.get(key)
+        if key != "before_weights_gb" and free and figures.get(key)
     ]
     return parts if len(parts) > 1 and sum(percent for _, percent in parts) <= 101 else []

@@ -106,8 +106,8 @@ def judge_logs(logs: Logs, profile: profiles.Profile) -> tuple[Judgement, profil
     remarks, facts = logs.notes, course.server.facts
     if facts.cut:
         remarks.append(
-            f"the log has only {len(facts.arguments)} of the server's arguments, the others were cut off or not printed: values in"
-            " force may be unknown, and no command line is given"
+            f"the log has only {len(facts.arguments)} of the server's arguments, the others were cut off or not"
+            " printed: values in force may be unknown, and no command line is given"
         )
     judged = replace(judged, begin=begin, counts=counts, sources=logs.names, notes=(*remarks, *judged.notes))
     return cleaned(judged), course.server.profile

@@ -1,7 +1,7 @@
-"""The runbooks: for each alert a page, as Markdown; and the alerts in the order of their urgency.
+"""The runbooks: a page of Markdown for each alert, and the alerts in the order of their urgency.
 
-The prose is in `core/diagnoses/prose/<diagnosis>.md`, a template over the thresholds in force. The table adds when the alert fires, which flag to change,
-and the causes.
+The prose is in `core/diagnoses/prose/<diagnosis>.md`, a template over the thresholds in force. The diagnosis adds when
+its alert fires, which flag to change, and the causes.
 """
 
 from __future__ import annotations
@@ -29,48 +29,53 @@ from sglang_tuning_exporter.core.view import View
 
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
 FOLDER = "alerts/runbooks"
-# SGLang's tuning guide, which the rows summarise.
+# SGLang's tuning guide, which the diagnoses summarise.
 GUIDE_URL = "https://docs.sglang.io/docs/advanced_features/hyperparameter_tuning"
 
-ALERTS: tuple[Diagnosis, ...] = (*(row for row in ALL if row.alert), *EXPORTER)
-BY_ALERT: dict[str, Diagnosis] = {row.alert: row for row in ALERTS}
+ALERTS: tuple[Diagnosis, ...] = (*(diagnosis for diagnosis in ALL if diagnosis.alert), *EXPORTER)
+BY_ALERT: dict[str, Diagnosis] = {diagnosis.alert: diagnosis for diagnosis in ALERTS}
 # Causes stay before their consequences.
-MOST_SEVERE_FIRST: tuple[Diagnosis, ...] = tuple(sorted(ALERTS, key=lambda row: -URGENCY[row.severity]))
+MOST_SEVERE_FIRST: tuple[Diagnosis, ...] = tuple(sorted(ALERTS, key=lambda diagnosis: -URGENCY[diagnosis.severity]))
 
 
 def _inhibitions() -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Give the labels in which two alerts agree, the alerts that hold back, and those that are held back."""
-    for row in ALERTS:
-        if row.silences == "target":
-            yield row.silences, (row.alert,), tuple(name for name in BY_ALERT if name != row.alert)
-    held: dict[tuple[Diagnosis, ...], list[Diagnosis]] = {}
-    for row in ALERTS:
-        for cause in held_back_by(row):
-            held.setdefault((cause,), []).append(row)
+    """Give the labels in which two alerts agree, the alerts that hold others back, and those others."""
+    for diagnosis in ALERTS:
+        if diagnosis.silences == "target":
+            yield diagnosis.silences, (diagnosis.alert,), tuple(name for name in BY_ALERT if name != diagnosis.alert)
+    consequences: dict[Diagnosis, list[str]] = {}
+    for diagnosis in ALERTS:
+        for cause in held_back_by(diagnosis):
+            consequences.setdefault(cause, []).append(diagnosis.alert)
     # Causes that hold back the same alerts stand in one rule.
     causes: dict[tuple[str, ...], list[str]] = {}
-    for (cause,), rows in held.items():
-        causes.setdefault(tuple(row.alert for row in rows), []).append(cause.alert)
-    for names, holding in causes.items():
-        yield "server", tuple(holding), names
-    for row in ALERTS:
-        if row.silences == "pool and diagnosis":
-            yield row.silences, (row.alert,), tuple(each.alert for each in ALL if each.alert)
+    for cause, alerts in consequences.items():
+        causes.setdefault(tuple(alerts), []).append(cause.alert)
+    for alerts_held_back, holding in causes.items():
+        yield "server", tuple(holding), alerts_held_back
+    for diagnosis in ALERTS:
+        if diagnosis.silences == "pool and diagnosis":
+            yield diagnosis.silences, (diagnosis.alert,), tuple(other.alert for other in ALL if other.alert)
 
 
-# While one of the first alerts fires, Alertmanager does not notify of the others that agree in these labels. Everything else the exporter
-# leaves out itself, before it begins. An exporter's own death has no label of one of its servers.
+# While one of the first alerts fires, Alertmanager does not notify of the others that agree with it in these labels.
+# The exporter itself delays every other consequence before its alert begins. The alert of a dead exporter has no label
+# of a server.
 INHIBITIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = tuple(_inhibitions())
 
-_COMPUTED = "<!-- Made by `sglang-tuning-exporter generate` from the table of diagnoses and core/diagnoses/prose/{id}.md. -->\n\n"
+_COMPUTED = (
+    "<!-- Made by `sglang-tuning-exporter generate` from the table of diagnoses and core/diagnoses/prose/{id}.md. -->"
+    "\n\n"
+)
 _URGENCY = {
     "critical": "critical: requests fail or will fail soon; act now",
     "warning": "warning: clients wait longer than necessary, or will soon; act today",
     "info": "info: nothing is broken, something can be improved; act when there is time",
 }
-# What `grep -E` must look for in a log of any release, from 0.3.0 on.
+# Patterns for `grep -E` that match in a log of any release from 0.3.0 on.
 _GREPS = {
-    "crash_lines": "hit an exception|Exception in (ModelTp|run_tp|Controller)|crashed with exit code|[Rr]eceived sigquit|SIGQUIT received"
+    "crash_lines": "hit an exception|Exception in (ModelTp|run_tp|Controller)|crashed with exit code"
+    "|[Rr]eceived sigquit|SIGQUIT received"
     "|Child process unexpectedly failed|scheduler (died|is dead)|Initialization failed",
     "out_of_memory_lines": "OutOfMemoryError|out of memory",
     "last_request_lines": "Failed to retract any request|even after retracting all other requests",
@@ -93,12 +98,12 @@ _ENVIRONMENT.filters["coded"] = lambda text: _FLAG.sub(r"`\g<0>`", text)
 
 
 def _unseen(profile: profiles.Profile) -> View:
-    """Return a server that nothing was seen of."""
+    """Return the view of a server of which nothing was measured."""
     return View(Totals(), Facts(), profile, 0.0)
 
 
 def figures(profile: profiles.Profile) -> dict[str, str]:
-    """Return the thresholds of a profile as words, for the table's texts and the prose: without a server at hand."""
+    """Return the thresholds of a profile in words, for texts that are about no particular server."""
     return {
         **figures_of(_unseen(profile)),
         "given_up_after": "at the same age",
@@ -107,39 +112,39 @@ def figures(profile: profiles.Profile) -> dict[str, str]:
     }
 
 
-def prose(diagnosis: str, profile: profiles.Profile | None = None) -> str:
-    """Return the prose of a diagnosis with the profile's thresholds."""
-    row = next(row for row in ALERTS if row.id == diagnosis)
-    return _ENVIRONMENT.get_template(f"{diagnosis}.md").render(**figures(_profile_of(row, profile)), **_GREPS)
+def prose(name: str, profile: profiles.Profile | None = None) -> str:
+    """Return the prose of the diagnosis with this name, with the thresholds of the profile."""
+    diagnosis = next(diagnosis for diagnosis in ALERTS if diagnosis.id == name)
+    return _ENVIRONMENT.get_template(f"{name}.md").render(**figures(_profile_of(diagnosis, profile)), **_GREPS)
 
 
-def _profile_of(row: Diagnosis, profile: profiles.Profile | None) -> profiles.Profile:
-    """Return the profile to write a row's page for: that of the server, where the row is used with it."""
-    if profile is not None and (not row.profiles or profile.name in row.profiles):
+def _profile_of(diagnosis: Diagnosis, profile: profiles.Profile | None) -> profiles.Profile:
+    """Return the profile for the page of a diagnosis: that of the server if the diagnosis is used with it."""
+    if profile is not None and (not diagnosis.profiles or profile.name in diagnosis.profiles):
         return profile
-    return profiles.PROFILES[row.profiles[0]] if row.profiles else profiles.DEFAULT
+    return profiles.PROFILES[diagnosis.profiles[0]] if diagnosis.profiles else profiles.DEFAULT
 
 
 @cache
 def page(alert: str, profile: profiles.Profile | None = None) -> str:
-    """Return the runbook of an alert with the profile's thresholds. `KeyError` where the table has no such alert."""
-    row = BY_ALERT[alert]
-    in_force = _profile_of(row, profile)
+    """Return the runbook of an alert with the thresholds of the profile. Raise `KeyError` for an unknown alert."""
+    diagnosis = BY_ALERT[alert]
+    in_force = _profile_of(diagnosis, profile)
     text = _ENVIRONMENT.get_template("runbook.md.j2").render(
-        row=row,
-        summary=summary(row),
-        advice=advice(row, in_force),
-        guide=fill(row.guide, figures(in_force)),
-        will_not_help_if=fill(row.remedy.not_if, figures(in_force)),
-        urgency=_URGENCY[row.severity],
-        when=when(row, in_force),
-        after=_in_words(row.after),
-        until=_in_words(row.until),
-        causes=[cause.alert for cause in causes_of(row) if cause.alert and not row.notified_beside_causes],
-        unless=[other.alert or other.summary for other in better_explained_by(row)],
-        inhibited_by=[name for _, causes, held in INHIBITIONS if alert in held for name in causes],
-        by_prometheus=row in EXPORTER,
-        prose=prose(row.id, profile).strip(),
+        diagnosis=diagnosis,
+        summary=summary(diagnosis),
+        advice=advice(diagnosis, in_force),
+        guide=fill(diagnosis.guide, figures(in_force)),
+        will_not_help_if=fill(diagnosis.remedy.not_if, figures(in_force)),
+        urgency=_URGENCY[diagnosis.severity],
+        when=when(diagnosis, in_force),
+        after=_in_words(diagnosis.after),
+        until=_in_words(diagnosis.until),
+        causes=[cause.alert for cause in causes_of(diagnosis) if cause.alert and not diagnosis.notified_beside_causes],
+        unless=[other.alert or other.summary for other in better_explained_by(diagnosis)],
+        inhibited_by=[name for _, causes, held_back in INHIBITIONS if alert in held_back for name in causes],
+        by_prometheus=diagnosis in EXPORTER,
+        prose=prose(diagnosis.id, profile).strip(),
     )
     return linked(text, alert)
 
@@ -148,7 +153,7 @@ def page(alert: str, profile: profiles.Profile | None = None) -> str:
 def index() -> str:
     """Return the list of all runbooks, most urgent first."""
     groups = [
-        (words, [(row, advice(row, profiles.DEFAULT)) for row in ALERTS if row.severity == severity])
+        (words, [(other, advice(other, profiles.DEFAULT)) for other in ALERTS if other.severity == severity])
         for severity, words in _URGENCY.items()
     ]
     text = _ENVIRONMENT.get_template("runbooks.md.j2").render(groups=groups, summary=summary)
@@ -157,12 +162,14 @@ def index() -> str:
 
 def files() -> dict[str, str]:
     """Return every page and the index: repository path → text."""
-    pages = {f"{FOLDER}/{alert}.md": _COMPUTED.format(id=row.id) + page(alert) for alert, row in BY_ALERT.items()}
+    pages = {
+        f"{FOLDER}/{alert}.md": _COMPUTED.format(id=diagnosis.id) + page(alert) for alert, diagnosis in BY_ALERT.items()
+    }
     return {**pages, f"{FOLDER}/README.md": _COMPUTED.format(id="*") + index()}
 
 
 def linked(text: str, alert: str) -> str:
-    """Return the text with a link at every other alert that is named outside code."""
+    """Return the text with a link for every other alert that it names outside code."""
 
     def link(match: re.Match[str]) -> str:
         name = match[1]
@@ -171,45 +178,47 @@ def linked(text: str, alert: str) -> str:
     return _CODE_OR_NAME.sub(link, text)
 
 
-def advice(row: Diagnosis, profile: profiles.Profile) -> str:
-    """Return what to change where no value is computed: `raise --schedule-conservativeness: 1.3`."""
-    flag, words = row.remedy.flag, fill(row.remedy.words, figures(profile))
+def advice(diagnosis: Diagnosis, profile: profiles.Profile) -> str:
+    """Return the advice without a server, such as `raise --schedule-conservativeness: 1.3`."""
+    flag, words = diagnosis.remedy.flag, fill(diagnosis.remedy.words, figures(profile))
     if not flag or words.startswith("add --"):
         return words
-    return words.replace("add it", f"add {flag}") if "add it" in words else f"{row.remedy.direction} {flag}: {words}"
+    if "add it" in words:
+        return words.replace("add it", f"add {flag}")
+    return f"{diagnosis.remedy.direction} {flag}: {words}"
 
 
-def summary(row: Diagnosis) -> str:
-    """Return what has happened, without a figure."""
-    return fill(row.summary, figures(profiles.DEFAULT))
+def summary(diagnosis: Diagnosis) -> str:
+    """Return the summary of a diagnosis, without figures of a server."""
+    return fill(diagnosis.summary, figures(profiles.DEFAULT))
 
 
-def past(row: Diagnosis) -> str:
-    """Return what had happened, without a time or a figure: of an alert that is over."""
-    return fill(row.over(), figures(profiles.DEFAULT))
+def past(diagnosis: Diagnosis) -> str:
+    """Return the words for an alert that is over, without times and figures."""
+    return fill(diagnosis.over(), figures(profiles.DEFAULT))
 
 
-def when(row: Diagnosis, profile: profiles.Profile) -> str:
-    """Return in words when the condition of a row holds."""
-    if row.sign:
-        return row.sign
-    limit = bound(row, profile)
+def when(diagnosis: Diagnosis, profile: profiles.Profile) -> str:
+    """Return the condition of a diagnosis in words."""
+    if diagnosis.sign:
+        return diagnosis.sign
+    limit = bound(diagnosis, profile)
     words = {**figures(profile), "value": limit, "s": "" if limit == "at least one" else "s"}
-    over = {"share": ", over ten minutes", "rate": ", over ten minutes"}.get(row.when.kind, "")
-    return _ONE.sub(r"\1/min", fill(row.seen, words)) + over
+    over = {"share": ", over ten minutes", "rate": ", over ten minutes"}.get(diagnosis.when.kind, "")
+    return _ONE.sub(r"\1/min", fill(diagnosis.seen, words)) + over
 
 
-def bound(row: Diagnosis, profile: profiles.Profile) -> str:
-    """Return the limit of a row's condition in words, such as `more than 50 %`."""
-    if row.when.kind == "event":
+def bound(diagnosis: Diagnosis, profile: profiles.Profile) -> str:
+    """Return the limit of a condition in words, such as `more than 50 %`."""
+    if diagnosis.when.kind == "event":
         return "at least one"
-    limit = row.when.bound(_unseen(profile)) or 0.0
-    word = "less than" if row.when.side == "below" else "more than"
-    unit = {"GB": " GB", "seconds": " s"}.get(row.when.unit, "")
-    return f"{word} {100 * limit:.3g} %" if row.when.unit == "share" else f"{word} {limit:g}{unit}"
+    limit = diagnosis.when.bound(_unseen(profile)) or 0.0
+    word = "less than" if diagnosis.when.side == "below" else "more than"
+    unit = {"GB": " GB", "seconds": " s"}.get(diagnosis.when.unit, "")
+    return f"{word} {100 * limit:.3g} %" if diagnosis.when.unit == "share" else f"{word} {limit:g}{unit}"
 
 
 def _in_words(seconds: float) -> str:
-    """Spell a duration: 300 → 5 minutes; empty for none."""
+    """Return a duration in words: 300 → 5 minutes; empty for 0."""
     minutes = round(seconds / 60)
     return f"{minutes} minute{'' if minutes == 1 else 's'}" if minutes else ""
