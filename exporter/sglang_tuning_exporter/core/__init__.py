@@ -1,1 +1,5 @@
-"""A server read from its log and judged: `lines` (what SGLang prints), `server` (its state over time), `rows` and `judge` (the verdict), `advice`. Pure."""
+"""A server read from its log and judged. Pure.
+
+`lines` reads SGLang's lines, `server` is the state over time, `diagnoses` and `judge` give the verdict, `advice` the
+changes.
+"""

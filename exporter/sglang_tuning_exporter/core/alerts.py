@@ -33,7 +33,7 @@ from sglang_tuning_exporter.core.view import View
 UNKNOWN_SECONDS = 60.0  # without a measurement, after which a clock starts anew
 KEPT_SECONDS = 600.0  # for which advice keeps its words, unless the flag was set or its alert begins
 LONGEST_TEXT = 200
-TOO_LITTLE = "Too little was seen for a verdict."
+_TOO_LITTLE = "Too little was seen for a verdict."
 # The first change of a diagnosis as labels: `text` is why, `not_if` when it will not help.
 ADVICE = ("flag", "current", "suggested", "text", "not_if", "cost")
 
@@ -136,7 +136,7 @@ class Clock:
         return alert
 
     def alert(self, until: float | None) -> Alert:
-        """Return the notification that was sent, with the time of its end; None while it fires."""
+        """Return the notification that was sent; `until`: when it ended, None while it fires."""
         diagnosis = self.diagnosis
         return Alert(diagnosis.alert, diagnosis.id, diagnosis.severity, self.firing or 0.0, until)
 
@@ -278,7 +278,7 @@ def _sentence(judgement: Judgement, view: View) -> str:
     """Return the verdict in a sentence without measured figures."""
     diagnosis = BY_ID.get(judgement.verdict)
     if diagnosis is None:
-        return BUT_MUTED if judgement.sentence == BUT_MUTED else SENTENCES.get(judgement.verdict, TOO_LITTLE)
+        return BUT_MUTED if judgement.sentence == BUT_MUTED else SENTENCES.get(judgement.verdict, _TOO_LITTLE)
     is_over = judgement.own is not None and judgement.own.over
     return diagnosis.over("a few minutes ago") if is_over else fill(diagnosis.summary, figures_of(view))
 

@@ -63,12 +63,12 @@ def with_figures(judgement: Judgement, server: Server, totals: Totals, **more: A
         marked=marked,
         shares=_shares(totals),
         last=_last_figures(server),
-        series=series(server),
+        series=_series(server),
         running_limit=server.running_limit,
         command=line,
         command_changes=changes,
         command_notes=notes,
-        facts=printed(server.facts),
+        facts=_printed(server.facts),
         **more,
     )
 
@@ -142,7 +142,7 @@ def _last_figures(server: Server) -> Mapping[str, float | None]:
     }
 
 
-def series(server: Server) -> dict[str, Series]:
+def _series(server: Server) -> dict[str, Series]:
     """Return the figures over time: means of ten seconds for all schedulers together, and numbers of retractions."""
 
     def of_all(totals: Totals, figure: str) -> float | None:
@@ -172,7 +172,7 @@ def memory(facts: Facts) -> dict[str, float | str]:
     return known | {"device": "cpu"} if known and facts.is_cpu else known
 
 
-def printed(facts: Facts) -> dict[str, float | str | None]:
+def _printed(facts: Facts) -> dict[str, float | str | None]:
     """Return sizes and limits as the start printed them."""
     return {
         "kv_pool_tokens": facts.pool(),
@@ -261,7 +261,7 @@ def _change(unit: str, better: str, before: float, after: float) -> str:
 TONE_WORDS = {"bad": "Critical", "warn": "Warning", "info": "Hint", "good": "No limit", "calm": "No verdict"}
 _LIVE_WORDS = {"healthy": "Healthy", "idle": "Idle", "starting": "Starting", "stopped": "Stopped"}  # by verdict
 GOOD = frozenset({"no_limit_in_log", "healthy"})
-SHORT = {row.id: row.short for row in (*ALL, *EXPORTER)}
+_SHORT = {diagnosis.id: diagnosis.short for diagnosis in (*ALL, *EXPORTER)}
 _SHOWN_SIGNALS = ("queue", "admission", "cuda_graph")
 _NOT_SHOWN = "no_queue"  # the states of the queue show the same
 _COUNTS = {
@@ -289,9 +289,9 @@ _HALF_A_DAY = 43200.0
 # Findings
 
 
-def title(diagnosis: str) -> str:
+def _title(diagnosis: str) -> str:
     """Return a diagnosis in a few words."""
-    return SHORT[diagnosis]
+    return _SHORT[diagnosis]
 
 
 def changes(finding: Finding, judged: Judgement) -> list[tuple[Change, Finding | None]]:
@@ -351,9 +351,9 @@ def checks(judged: Judgement) -> tuple[dict[str, str], dict[str, tuple[str, ...]
     for name, figure in judged.checks.items():
         diagnosis, needs = BY_ID[name], BY_ID[name].when.needs
         if diagnosis.alert and figure is None:
-            missing[needs] = (*missing.get(needs, ()), title(name))
+            missing[needs] = (*missing.get(needs, ()), _title(name))
         elif diagnosis.alert and figure is not None and not figure.holds and name not in failed:
-            passed[title(name)] = _passed_words(figure, is_event=diagnosis.when.kind == "event")
+            passed[_title(name)] = _passed_words(figure, is_event=diagnosis.when.kind == "event")
     return passed, missing
 
 

@@ -68,7 +68,7 @@ def judge(view: View) -> Judgement:
 def weigh(view: View) -> Measured:
     """Return every figure, and the diagnoses that hold without those that another one explains: enough for alerts."""
     view = explained_by_flag(explained(view))
-    figures = {diagnosis.id: figure for diagnosis in ALL if (figure := measure(diagnosis, view)) is not None}
+    figures = {diagnosis.id: figure for diagnosis in ALL if (figure := _measure(diagnosis, view)) is not None}
     left = _unexplained(_holding(view, figures), view.profile)
     others = {diagnosis: tuple(other for other in left if other is not diagnosis) for diagnosis in left}
     return Measured(
@@ -102,7 +102,7 @@ def judgement_of(measured: Measured, worded: tuple[Finding, ...]) -> Judgement:
     return Judgement(*_verdict(measured, worded), worded, measured.checks, muted(profile, figures))
 
 
-def measure(diagnosis: Diagnosis, view: View) -> Figure | None:
+def _measure(diagnosis: Diagnosis, view: View) -> Figure | None:
     """Return the figure that decides a diagnosis; None where nothing shows it, or the load was too little."""
     when = diagnosis.when
     if diagnosis.profiles and view.profile.name not in diagnosis.profiles:

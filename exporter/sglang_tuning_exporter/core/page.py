@@ -32,8 +32,8 @@ _TICKS = 8  # at most, so that their labels fit
 _NEAR = 2.0  # times the highest value: a bound beyond it is not on the scale
 
 Value: TypeAlias = "tuple[float, float | None]"  # a time and a figure; None where it is not known: the line breaks
-Piece: TypeAlias = "list[tuple[float, list[float]]]"  # an unbroken part of a line: places, with the values there
-Span: TypeAlias = "tuple[float, float, str, str]"  # a stretch of time, its class in the style sheet, its words
+_Piece: TypeAlias = "list[tuple[float, list[float]]]"  # an unbroken part of a line: places, with the values there
+_Span: TypeAlias = "tuple[float, float, str, str]"  # a stretch of time, its class in the style sheet, its words
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Chart:
     begin: float
     end: float
     dated: bool = True
-    shades: tuple[Span, ...] = ()
+    shades: tuple[_Span, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -122,23 +122,23 @@ class Chart:
         parts += [f'<path class="mark" d="M{self.x(time)} 0v8"/>' for time in marks]
         return _svg(parts, HEIGHT, words), top
 
-    def lane(self, spans: Iterable[Span], words: str) -> Markup:
+    def lane(self, spans: Iterable[_Span], words: str) -> Markup:
         """Draw stretches of time as blocks in a row."""
         blocks = (
             f"{self._block(span, LANE_HEIGHT, 'block')}><title>{escape(span[3])}</title></rect>" for span in spans
         )
         return _svg(blocks, LANE_HEIGHT, words)
 
-    def _block(self, span: Span, height: int, kind: str) -> str:
+    def _block(self, span: _Span, height: int, kind: str) -> str:
         """Return the open tag of a rectangle for a stretch of time."""
         begin, end, style, _ = span
         left = self.x(begin)
         width = round(max(self.x(end) - left, 2.0), 1)  # a short one stays visible
         return f'<rect class="{kind} {style}" x="{left}" y="0" width="{width}" height="{height}"'
 
-    def _pieces(self, values: Sequence[Value]) -> list[Piece]:
+    def _pieces(self, values: Sequence[Value]) -> list[_Piece]:
         """Return the unbroken pieces of the line."""
-        pieces: list[Piece] = [[]]
+        pieces: list[_Piece] = [[]]
         for time, value in values:
             x = round(self.x(time) * _COLUMNS / WIDTH) * WIDTH / _COLUMNS
             if value is None:
@@ -164,13 +164,13 @@ def _band(lower: float | None, upper: float | None, top: float) -> list[str]:
     return [f'<rect class="band" x="0" y="{high}" width="{WIDTH}" height="{max(low - high, 0.0):.1f}"/>']
 
 
-def _bars(piece: Piece, top: float) -> list[str]:
+def _bars(piece: _Piece, top: float) -> list[str]:
     """Draw a bar at each place whose highest value is above 0."""
     highest = [(x, max(values)) for x, values in piece]
     return [f'<path class="mark" d="M{x} {HEIGHT}V{_y(value, top)}"/>' for x, value in highest if value]
 
 
-def _line(piece: Piece, top: float) -> list[str]:
+def _line(piece: _Piece, top: float) -> list[str]:
     """Draw the line of means over the area between the lowest and the highest values."""
     means = [f"{x} {_y(sum(values) / len(values), top)}" for x, values in piece]
     line = f'<path class="line" d="M{"L".join(means)}{"h2" if len(means) == 1 else ""}"/>'

@@ -50,7 +50,7 @@ _COUNTS = (
 )
 _LAST = ("running_requests", "queued_requests", "token_usage")
 _MANY_BYTES = 64 << 20  # of logs: reading them takes seconds, and a terminal shows how far it is
-Document = dict[str, Any]
+_Document = dict[str, Any]
 
 
 def run(
@@ -125,12 +125,12 @@ def exit_status(judged: Judgement, fail_on: str) -> int:
 # The document
 
 
-def document(judged: Judgement, against: answer.Comparison | None = None) -> Document:
+def document(judged: Judgement, against: answer.Comparison | None = None) -> _Document:
     """Return the report as JSON (docs/report.schema.json) with every key; `null` where the log shows no figure."""
     own, begin, last = judged.own, judged.begin or 0.0, judged.starts[-1] if judged.starts else None
     first_run = 1 if not judged.starts or judged.starts[0].arguments else 0  # 0: it began before the log
     release, seconds = last.release if last else None, _stretch(begin, judged.end, begin)["seconds"]
-    made: Document = plain(
+    made: _Document = plain(
         {
             "schema_version": SCHEMA_VERSION,
             "sources": judged.sources,
@@ -205,13 +205,13 @@ def _iso(time: float | None) -> str | None:
     return moment.isoformat(timespec="milliseconds" if moment.microsecond else "seconds").replace("+00:00", "Z")
 
 
-def _stretch(start: float, end: float | None, begin: float) -> Document:
+def _stretch(start: float, end: float | None, begin: float) -> _Document:
     """Return a stretch of time; `at`: seconds since the log begins."""
     until = max(start if end is None else end, start)
     return {"start": _iso(start), "end": _iso(until), "at": max(start - begin, 0.0), "seconds": round(until - start, 3)}
 
 
-def _finding(finding: Finding, begin: float, sources: Sequence[str]) -> Document:
+def _finding(finding: Finding, begin: float, sources: Sequence[str]) -> _Document:
     """Return a finding with its times, evidence and advice."""
     stretch = (
         _stretch(finding.since, finding.until, begin)
@@ -240,7 +240,7 @@ def _finding(finding: Finding, begin: float, sources: Sequence[str]) -> Document
     }
 
 
-def _command(judged: Judgement, release: str | None) -> Document | None:
+def _command(judged: Judgement, release: str | None) -> _Document | None:
     """Return the command line with its changes; None where the present one is not known."""
     if not judged.command:
         return None
@@ -249,7 +249,7 @@ def _command(judged: Judgement, release: str | None) -> Document | None:
     return {"text": " ".join(judged.command), "release": release, "changes": changes, "notes": judged.command_notes}
 
 
-def _alert(alert: Alert, end: float | None, begin: float) -> Document:
+def _alert(alert: Alert, end: float | None, begin: float) -> _Document:
     """Return a notification that would have been sent; one that still fires lasts to the end of the log."""
     is_ongoing = alert.until is None
     times = _stretch(alert.at, end if is_ongoing else alert.until, begin)
@@ -257,7 +257,7 @@ def _alert(alert: Alert, end: float | None, begin: float) -> Document:
     return {**named, **times, "ongoing": is_ongoing}
 
 
-def _explained_by(finding: Finding, sources: Sequence[str]) -> Document | None:
+def _explained_by(finding: Finding, sources: Sequence[str]) -> _Document | None:
     """Return the line of the log that explains an end; None where no line does."""
     line, only = finding.explained_by, sources[0] if len(sources) == 1 else None
     if line is None:
@@ -275,7 +275,7 @@ def _explained_by(finding: Finding, sources: Sequence[str]) -> Document | None:
     }
 
 
-def _figure(figure: Figure) -> Document:
+def _figure(figure: Figure) -> _Document:
     """Return a figure beside its threshold."""
     return {
         "name": figure.name,
@@ -287,7 +287,7 @@ def _figure(figure: Figure) -> Document:
     }
 
 
-def _advice(change: Change) -> Document:
+def _advice(change: Change) -> _Document:
     """Return a change: flag, values and reasons."""
     return {
         "flag": change.flag or None,
@@ -314,16 +314,16 @@ def _switch(value: float | None) -> bool | None:
     return None if value is None else bool(value)
 
 
-def _nested(counts: Mapping[str, float]) -> Document:
+def _nested(counts: Mapping[str, float]) -> _Document:
     """Return counts with an object for each name before a point: `a.b` → `{"a": {"b": …}}`."""
-    nested: Document = {}
+    nested: _Document = {}
     for name, value in counts.items():
         above, _, below = name.rpartition(".")
         (nested.setdefault(above, {}) if above else nested)[below] = value
     return nested
 
 
-def _start(judged: Judgement, place: int, run: int) -> Document:
+def _start(judged: Judgement, place: int, run: int) -> _Document:
     """Return a start of the server and the time until the next one; `run`: its number in the report."""
     start, later, begin = judged.starts[place], judged.starts[place + 1 :], judged.begin or 0.0
     end = later[0].time if later else judged.end

@@ -137,7 +137,7 @@ def page(alert: str, profile: profiles.Profile | None = None) -> str:
         guide=fill(diagnosis.guide, figures(in_force)),
         will_not_help_if=fill(diagnosis.remedy.not_if, figures(in_force)),
         urgency=_URGENCY[diagnosis.severity],
-        when=when(diagnosis, in_force),
+        when=_when(diagnosis, in_force),
         after=_in_words(diagnosis.after),
         until=_in_words(diagnosis.until),
         causes=[cause.alert for cause in causes_of(diagnosis) if cause.alert and not diagnosis.notified_beside_causes],
@@ -146,7 +146,7 @@ def page(alert: str, profile: profiles.Profile | None = None) -> str:
         by_prometheus=diagnosis in EXPORTER,
         prose=prose(diagnosis.id, profile).strip(),
     )
-    return linked(text, alert)
+    return _linked(text, alert)
 
 
 @cache
@@ -157,7 +157,7 @@ def index() -> str:
         for severity, words in _URGENCY.items()
     ]
     text = _ENVIRONMENT.get_template("runbooks.md.j2").render(groups=groups, summary=summary)
-    return linked(text, "")
+    return _linked(text, "")
 
 
 def files() -> dict[str, str]:
@@ -168,7 +168,7 @@ def files() -> dict[str, str]:
     return {**pages, f"{FOLDER}/README.md": _COMPUTED.format(id="*") + index()}
 
 
-def linked(text: str, alert: str) -> str:
+def _linked(text: str, alert: str) -> str:
     """Return the text with a link for every other alert that it names outside code."""
 
     def link(match: re.Match[str]) -> str:
@@ -198,17 +198,17 @@ def past(diagnosis: Diagnosis) -> str:
     return fill(diagnosis.over(), figures(profiles.DEFAULT))
 
 
-def when(diagnosis: Diagnosis, profile: profiles.Profile) -> str:
+def _when(diagnosis: Diagnosis, profile: profiles.Profile) -> str:
     """Return the condition of a diagnosis in words."""
     if diagnosis.sign:
         return diagnosis.sign
-    limit = bound(diagnosis, profile)
+    limit = _bound(diagnosis, profile)
     words = {**figures(profile), "value": limit, "s": "" if limit == "at least one" else "s"}
     over = {"share": ", over ten minutes", "rate": ", over ten minutes"}.get(diagnosis.when.kind, "")
     return _ONE.sub(r"\1/min", fill(diagnosis.seen, words)) + over
 
 
-def bound(diagnosis: Diagnosis, profile: profiles.Profile) -> str:
+def _bound(diagnosis: Diagnosis, profile: profiles.Profile) -> str:
     """Return the limit of a condition in words, such as `more than 50 %`."""
     if diagnosis.when.kind == "event":
         return "at least one"

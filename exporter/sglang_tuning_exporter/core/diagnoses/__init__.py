@@ -1,5 +1,6 @@
-"""All diagnoses in one list: causes stand before their consequences, and of equally urgent ones the first is the verdict. Pure.
+"""All diagnoses in one list. Pure.
 
+Causes stand before their consequences. Of equally urgent diagnoses that hold, the first one in the list is the verdict.
 A family is a module beside this one, a diagnosis an object in it; what to do after its notification is `prose/<id>.md`.
 """
 
@@ -134,14 +135,14 @@ def place(diagnosis: Diagnosis) -> int:
 
 
 def _members(named: Iterable[Group | Diagnosis]) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses that are named, alone or by a group, each once."""
+    """Return the diagnoses that are named directly or by their group, each once."""
 
     def members() -> Iterator[Diagnosis]:
-        for group in named:
-            if isinstance(group, Diagnosis):
-                yield group
+        for name in named:
+            if isinstance(name, Diagnosis):
+                yield name
             else:
-                yield from (diagnosis for diagnosis in ALL if group in diagnosis.groups)
+                yield from (diagnosis for diagnosis in ALL if name in diagnosis.groups)
 
     return tuple(dict.fromkeys(members()))
 
@@ -156,7 +157,7 @@ for _diagnosis, _causes in _CAUSES.items():
 
 
 def causes_of(diagnosis: Diagnosis) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses that this one can follow from."""
+    """Return the diagnoses that can cause this one."""
     return _CAUSES.get(diagnosis, ())
 
 
@@ -166,7 +167,7 @@ def better_explained_by(diagnosis: Diagnosis) -> tuple[Diagnosis, ...]:
 
 
 def held_back_by(diagnosis: Diagnosis) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses while whose alert fires Alertmanager does not notify of this one."""
+    """Return the diagnoses whose alerts keep Alertmanager from notifying of this one."""
     return _HOLDING_BACK.get(diagnosis, ())
 
 
@@ -176,7 +177,10 @@ def adapted(
     accepted: Mapping[str, str] | None = None,
     waits: Mapping[str, float] | None = None,
 ) -> profiles.Profile:
-    """Return a profile with the thresholds, mutes and waits of the user's choice. Raise `UsageError` for what is no diagnosis."""
+    """Return a profile with the thresholds, mutes and waits of the user.
+
+    Raise `UsageError` for a mute or wait that names no diagnosis.
+    """
     accepted, waits = accepted or {}, waits or {}
     for key, names, known in (
         ("accept", accepted, list(BY_ID)),

@@ -1,8 +1,9 @@
-"""A diagnosis as one object: what is measured, in which words, what to change, and its place beside the others. Pure.
+"""A diagnosis as one object: its figure, its words, the change it asks for, and its place beside the others. Pure.
 
-The figure of a diagnosis is a function of a `View`: None where the log does not show it. Its `When` says beside which limit the figure is bad.
-A diagnosis is measured only after enough load, unless `any_load` is set. Families of diagnoses are the modules beside this one; the order of
-all of them is the list of the package. Guide: SGLang's hyperparameter tuning guide.
+The figure of a diagnosis is a function of a `View`, None where the log does not show it. `When` has the limit beside
+which the figure is bad. A diagnosis is measured only after enough load, unless `any_load` is set. Families of diagnoses
+are the modules beside this one; the package lists all diagnoses in their order. Guide: SGLang's hyperparameter tuning
+guide.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ NOT_IN_GUIDE = "not in SGLang's guide: "
 
 
 class Group(Enum):
-    """Diagnoses that others treat alike. A diagnosis joins a group; whoever follows from any of a group names the group."""
+    """Diagnoses that others treat alike.
+
+    A diagnosis joins groups; a diagnosis that can follow from any member names the group as its cause.
+    """
 
     OUT_OF_MEMORY = "memory ran out, or will"
     FAILURE = "a server can end by it"
     RETRACTION = "running requests are retracted"
     WAIT = "a reason why requests wait"
-    # By the trouble that a flag can cause, as `suspects` proves it.
+    # Groups that a flag can cause, as `suspects` proves.
     QUEUES = "requests queue"
     FILLS = "the KV cache fills up or stays free"
     PREFILLS = "prompts take the time"
@@ -55,15 +59,16 @@ class Group(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When:
-    """A condition: a figure on a side of a limit, which is a number, a threshold's name, or a function of the view.
+    """A condition: a figure on one side of a limit.
 
-    kind: a `share` of the serving time, a `rate` per minute of it, an `event` in the stretch, or another `fact`. counts: the sums that the
-    figure is made of. name: of the figure, in words. needs: for readers, the source without which it is not measured. in_log: False where no
-    line of the log dates it, only pages or the sources themselves.
+    kind: the figure is a `share` of the serving time, a `rate` per minute of it, an `event` in the stretch, or another
+    `fact`. counts: the sums that the figure is made of. limit: a number, the name of a threshold, or a function of the
+    view. name: the name of the figure, in words. needs: the source without which the figure is not measured, for
+    readers. in_log: False where no line of the log has its time, only pages or the sources themselves.
     """
 
     kind: Literal["share", "rate", "event", "fact"]
-    measure: Measure = lambda _: None  # what no exporter sees
+    measure: Measure = lambda _: None  # no exporter can measure it
     counts: tuple[str, ...] = ()
     side: Side = "above"
     limit: float | str | Callable[[View], float] = 0.0
@@ -82,83 +87,80 @@ class When:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Diagnosis:
-    """One diagnosis, whole. Its texts are templates over the thresholds and figures in force."""
+    """Everything about one diagnosis. Its texts are templates over the thresholds and figures in force."""
 
     id: str
     when: When
     # Words
     summary: str
     guide: str
-    seen: str = ""  # what was seen; `{value}` is the figure with its unit. Without it by the figure's name
-    trouble: str = ""  # the trouble of a source, whose words in the view are its value
-    sign: str = ""  # the same where there is no figure to compare, or where it would say less
-    past: str = (
-        ""  # the summary of a trouble that is over, with `{until}` and `{times}`; without a time only of an alert
-    )
-    short: str = ""  # its title in a few words, where the id is not
-    says: Callable[[View], str] = lambda _: ""  # the words for `{value}`, where more than the figure is known
-    remark: Callable[[View], str] = lambda _: ""  # what speaks against it, or was assumed
+    seen: str = ""  # the finding in a sentence; `{value}` is the figure with its unit. Default: the figure and its name
+    trouble: str = ""  # the trouble of a source; its words in the view are the value
+    sign: str = ""  # the condition in a sentence, where no figure is compared or the figure would say less
+    # The summary after the trouble is over, with `{until}` and `{times}`; only an alert has it without a time.
+    past: str = ""
+    short: str = ""  # a title in a few words, where the id is none
+    says: Callable[[View], str] = lambda _: ""  # words for `{value}`, where the view has more than the figure
+    remark: Callable[[View], str] = lambda _: ""  # an objection, or an assumption that was made
     headline: Callable[[View], str] = lambda _: ""  # in place of the summary
     sentence: Callable[[View, Event | None], str] = lambda _view, _line: ""  # in place of `seen`
     supporting: Callable[[View], list[Figure]] = lambda _: []  # figures beside the one that decides
     # What to change
-    remedy: Change  # without an argument advice to people; its words stand where no value can be computed
-    advise: Advise | None = None  # the changes by what was seen; without it the remedy
-    lends: tuple[
-        tuple[str, str], ...
-    ] = ()  # argument and direction: others that change it so give the remedy's reasons
+    remedy: Change  # without an argument advice to people; its words are used where no value can be computed
+    advise: Advise | None = None  # the changes for a view; default: the remedy
+    lends: tuple[tuple[str, str], ...] = ()  # changes (argument, direction) that get the reasons of the remedy
     borrows: Literal["", "instead", "as well"] = ""  # the changes of its causes, in place of its own or before them
-    of_flags: bool = False  # its changes are the flags that figures show to be a cause
-    lends_beside: bool = False  # whoever borrows its changes adds its own
-    needs_advice: bool = False  # without a change that is left it is no finding
-    protects: Literal["", "memory", "requests"] = ""  # what no other finding's change may take while this one holds
-    replica: Literal["no", "helps", "after a flag", "unknown"] = "no"  # whether another server would relieve this one
+    of_flags: bool = False  # its changes are those of the flags that figures show to be a cause
+    lends_beside: bool = False  # a diagnosis that borrows its changes adds its own
+    needs_advice: bool = False  # it is no finding where no change is left
+    protects: Literal["", "memory", "requests"] = ""  # taken by no change of another finding while this one holds
+    replica: Literal["no", "helps", "after a flag", "unknown"] = "no"  # whether another server would take load off
     # How urgent it is
     severity: Severity = "info"
     chance: bool = False  # an opportunity
-    limits: Callable[[View], bool] | None = None  # when it can be the verdict; without it, unless it is a chance
-    confidence: Callable[[View], Confidence | None] = lambda _: None  # where it is not that of the serving time
+    limits: Callable[[View], bool] | None = None  # whether it can be the verdict; default: unless it is a chance
+    confidence: Callable[[View], Confidence | None] = lambda _: None  # in place of that of the serving time
     # When it is measured
     profiles: tuple[str, ...] = ()
     any_load: bool = False  # it is about a start or an event, and needs no load
-    enough: Callable[[View], bool] | None = None  # what is enough, where load is not
-    at_once: bool = False  # it heads the answer to too little load
+    enough: Callable[[View], bool] | None = None  # whether it can be measured; default: after enough load
+    at_once: bool = False  # its headline opens the answer to too little load
     matters: Callable[[View, tuple[Diagnosis, ...]], bool] = lambda _view, _others: True  # beside the others that hold
     # Its place beside the others
     groups: frozenset[Group] = frozenset()
-    causes: tuple[Group | Diagnosis, ...] = ()  # it can follow from these
+    causes: tuple[Group | Diagnosis, ...] = ()  # these can cause it
     unless: tuple[Group | Diagnosis, ...] = ()  # these explain the same evidence better
     wait: str = ""  # the state of admission that it explains
     # An end of the server
     death: Literal["", "down", "crash", "repeated"] = ""
     worked: str = ""  # the last sign of work before this end, by its name in `View.last`
-    ends_as: str = ""  # the class of an end that is this failure
-    feared: Callable[[View], bool] = lambda _: False  # a failure that is only predicted
-    deniable: bool = False  # an end whose line denies that memory ran out denies it
+    ends_as: str = ""  # the class of an end by this failure
+    feared: Callable[[View], bool] = lambda _: False  # whether the failure is only predicted
+    deniable: bool = False  # it does not hold where the line of an end denies that memory ran out
     # Its time
     span: Callable[[Server, float, float], tuple[float, float] | None] = lambda _server, _begin, _end: None
-    began: Callable[[Server, float], float] | None = None  # when its event happened, where no sum's last time has it
-    since: Callable[[View], float | None] = lambda _: None  # when it began, where a page has it
-    goes_on: Callable[[View], bool] = lambda _: False  # it is not over, whatever was seen last
-    denied: Callable[[View, Beside], bool] = lambda _view, _beside: False  # in a past log, by a whole run beside others
-    denied_in_part: Callable[[View], bool] = lambda _: False  # the same for a part of a run
+    began: Callable[[Server, float], float] | None = None  # when its event happened; default: the last time of its sums
+    since: Callable[[View], float | None] = lambda _: None  # when it began, where a page shows it
+    goes_on: Callable[[View], bool] = lambda _: False  # whether it holds on without a new sign
+    denied: Callable[[View, Beside], bool] = lambda _view, _beside: False  # whether a complete run of a log refutes it
+    denied_in_part: Callable[[View], bool] = lambda _: False  # whether a part of a run refutes it
     # Its alert
-    title: str = ""  # of a notification, a few words; without it there is no alert
-    alert: str = ""  # its name; by the id where it is not given
-    after: float = 300.0  # seconds of the alert clock, as `until`
-    until: float = 300.0
+    title: str = ""  # of a notification, in a few words; without a title there is no alert
+    alert: str = ""  # the name of the alert; default: from the id
+    after: float = 300.0  # seconds for which it holds before the alert begins
+    until: float = 300.0  # seconds for which it does not hold before the alert ends
     notified_beside_causes: bool = False
     held_back_by: tuple[Group | Diagnosis, ...] = ()  # Alertmanager does not notify of it while one of these fires
-    silences: Literal["", "target", "pool and diagnosis"] = ""  # Alertmanager holds back all others that agree in it
-    scope: Literal["server", "job", "pool"] = "server"  # what its alert is about
-    notified: str = ""  # the words of a notification, where `seen` needs the view
+    silences: Literal["", "target", "pool and diagnosis"] = ""  # label in which it holds back all others that agree
+    scope: Literal["server", "job", "pool"] = "server"  # the subject of its alert
+    notified: str = ""  # the words of a notification, where `seen` needs a view
     # How boards show it
     shade: int = 0  # of the colours of its level
-    fleet: int = 0  # thousands by which its server goes first on the Fleet board
+    fleet: int = 0  # thousands in the order of servers on the Fleet board: the highest first
     native: Native | None = None  # its rule for servers without the exporter
 
     def __post_init__(self) -> None:
-        """Fill in what follows from other fields."""
+        """Fill in the fields that follow from others."""
         words = (_CAPITALS.get(word, word.capitalize()) for word in self.id.split("_"))
         is_share = self.when.unit == "count" and self.when.name.startswith(("share of", "serving time"))
         flag = f"--{self.remedy.arg.replace('_', '-')}" if self.remedy.arg else ""
@@ -177,11 +179,11 @@ class Diagnosis:
         return f"Diagnosis({self.id})"
 
     def is_limit(self, view: View) -> bool:
-        """Whether it can be the verdict where it holds."""
+        """Whether the diagnosis can be the verdict where it holds."""
         return not self.chance if self.limits is None else self.limits(view)
 
     def over(self, until: str = "", times: str = "") -> str:
-        """Return what had happened, in words: until when and how often, where that is given."""
+        """Return the past words: until when and how often, where these are given."""
         words = self.past if times else self.past.replace(" {times}", "").replace(", the last time at {until}", "")
         words = words if until else _UNTIL.sub("", words)
         return capitalised(words.replace("{until}", until).replace("{times}", times))
@@ -208,7 +210,7 @@ fact = partial(When, kind="fact")
 
 
 def share(signal: str, *states: str, name: str, needs: str = "load", in_log: bool = True) -> When:
-    """Return the condition of states in which a signal is for most of the serving time."""
+    """Return the condition that a signal is in one of these states for most of the serving time."""
     return When(
         kind="share",
         measure=lambda view: view.share(signal, *states),
@@ -222,13 +224,16 @@ def share(signal: str, *states: str, name: str, needs: str = "load", in_log: boo
 
 
 def waits(reason: str, name: str, needs: str = "load", *, in_log: bool = True) -> When:
-    """Return the condition of a reason why requests wait: less is enough where only several together make most of the time."""
+    """Return the condition that requests wait for this reason.
+
+    Its limit is lower where only several reasons together make up most of the time.
+    """
     when = share("admission", reason, name=name, needs=needs, in_log=in_log)
     return replace(when, limit=lambda view: view.reason_limit)
 
 
 def event(*counts: str, name: str) -> When:
-    """Return the condition of an event that one line of the log shows."""
+    """Return the condition that an event happened, which one line of the log shows."""
     return When(
         kind="event",
         measure=lambda view: sum(view.totals[count] for count in counts),
@@ -239,7 +244,7 @@ def event(*counts: str, name: str) -> When:
 
 
 def retracts(where: Callable[[View], bool] = lambda _: True, needs: str = "load") -> When:
-    """Return the condition of many retractions, `where` they are those of this diagnosis."""
+    """Return the condition of many retractions; it is measured only `where` they belong to this diagnosis."""
     return fact(
         measure=lambda view: view.retractions_a_minute if where(view) else None,
         limit=lambda view: view.retractions_tolerated,
@@ -251,11 +256,11 @@ def retracts(where: Callable[[View], bool] = lambda _: True, needs: str = "load"
 
 
 def trouble(name: str) -> Measure:
-    """Return a measure of whether a source is in trouble."""
+    """Return a measure that is 1 while a source has this trouble, else 0."""
     return lambda view: float(name in view.troubles)
 
 
-# Measures that several families ask for
+# Measures and figures that several families use
 
 
 def waits_often(view: View) -> bool:
@@ -269,7 +274,7 @@ def mostly(view: View, signal: str, state: str) -> bool:
 
 
 def figures(*shown: tuple[str, float | None, Unit, float | None]) -> list[Figure]:
-    """Return the figures that are known."""
+    """Return figures from (name, value, unit, limit), without those whose value is not known."""
     return [Figure(name, value, unit, bound) for name, value, unit, bound in shown if value is not None]
 
 
@@ -279,7 +284,7 @@ def usage_figures(view: View) -> list[Figure]:
 
 
 def waiting_figures(view: View) -> list[Figure]:
-    """Return how many requests wait and how long, and how full the KV cache is meanwhile."""
+    """Return the number of waiting requests, their mean wait, and the token usage."""
     return [
         *figures(
             ("requests waiting, mean", view.sum("queued"), "count", None),

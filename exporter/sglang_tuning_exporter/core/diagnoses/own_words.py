@@ -1,4 +1,4 @@
-"""SGLang's own words about flags, in its errors and at its start, as changes. Pure."""
+"""Changes of flags that SGLang itself names, in its errors and at its start. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ASKS_FOR_MORE = re.compile(r"larger|higher|increase|raise|raising", re.IGNORECAS
 WAYS = {"increase": "raise", "decrease": "lower", "set": "set", "unset": "drop"}
 
 
-def arg_of(flag: str) -> str:
+def _arg_of(flag: str) -> str:
     """Return the argument of a flag: `--tp-size` → `tp_size`."""
     return flag[2:].replace("-", "_")
 
 
 def refused_flag(flag: str) -> Change:
-    """Say what to do with a flag that SGLang refuses."""
+    """Return the advice for a flag that SGLang refuses."""
     spelled = flag.replace("_", "-")
     words = f"drop {flag}: no release up to {flags.releases()[-1]} has this flag"
-    if arg_of(spelled) in flags.argument_names():
+    if _arg_of(spelled) in flags.argument_names():
         words = f"drop {flag}, or install a release that has it: other releases of SGLang have this flag"
         words = words if spelled == flag else f"spell it {spelled}: SGLang's flags have hyphens"
     why, not_if = (
@@ -39,45 +39,43 @@ def refused_flag(flag: str) -> Change:
 
 
 def named_flags(view: View, words: str) -> list[Change]:
-    """Return the flags that an error of SGLang's names."""
+    """Return the changes of the flags that an error of SGLang's names."""
     known = recognise(words)
     ways, changes = known.ways if known is not None else {}, list[Change]()
     for flag in list(dict.fromkeys(FLAG.findall(words)))[:2]:
-        flag_known = flags.nearest_flag(arg_of(flag), flags.releases()[-1])
+        flag_known = flags.nearest_flag(_arg_of(flag), flags.releases()[-1])
         is_switch = flag_known is not None and flag_known.kind in {"switch", "either"}  # nothing about it can be lower
-        guessed = (
-            "set"
-            if is_switch
-            else "lower"
-            if ASKS_FOR_LESS.search(words)
-            else "raise"
-            if ASKS_FOR_MORE.search(words)
-            else "set"
-        )
-        way = WAYS.get(ways.get(flag, ""), guessed)
-        change = set_flag(view, arg_of(flag), words=f"{way} it: SGLang's own error names it", direction=way)
+        way = WAYS.get(ways.get(flag, ""), "set" if is_switch else _way_asked_for(words))
+        change = set_flag(view, _arg_of(flag), words=f"{way} it: SGLang's own error names it", direction=way)
         why, not_if = f"SGLang ended with: {shortened(words, 300)}", "another error came before this one"
         changes.append(replace(change, why=why, not_if=not_if))
     return changes
 
 
-def recommended_change(view: View, said: Advice) -> list[Change]:
-    """Return what SGLang recommends as a change of the first flag that this release has; nothing where it has none."""
-    ways = {each: way for each, way in said.ways.items() if way}
-    flag = next((each for each in ways if each.startswith("--") and view.facts.flag(arg_of(each))), None)
-    times = f", {said.count:,} times" if said.count > 1 else ""
+def _way_asked_for(words: str) -> str:
+    """Return whether an error asks to raise, to lower or only to set a value."""
+    if ASKS_FOR_LESS.search(words):
+        return "lower"
+    return "raise" if ASKS_FOR_MORE.search(words) else "set"
+
+
+def recommended_change(view: View, advice: Advice) -> list[Change]:
+    """Return a recommendation of SGLang's: a change of its first flag that this release has, else of its variables."""
+    ways = {name: way for name, way in advice.ways.items() if way}
+    flag = next((name for name in ways if name.startswith("--") and view.facts.flag(_arg_of(name))), None)
+    times = f", {advice.count:,} times" if advice.count > 1 else ""
     why, not_if = (
-        f"SGLang printed at its start{times}: “{said.words.rstrip('.')}”",
+        f"SGLang printed at its start{times}: “{advice.words.rstrip('.')}”",
         "what the line is about does not matter for this load",
     )
     if flag is not None:
         way = WAYS[ways[flag]]
-        change = set_flag(view, arg_of(flag), words=f"{way} it: SGLang itself recommends it", direction=way)
+        change = set_flag(view, _arg_of(flag), words=f"{way} it: SGLang itself recommends it", direction=way)
         return [replace(change, why=why, not_if=not_if)]
-    variables = ", ".join(each for each in ways if not each.startswith("--"))
+    variables = ", ".join(name for name in ways if not name.startswith("--"))
     return [say(words=f"set {variables} as SGLang's own line says", why=why, not_if=not_if)] if variables else []
 
 
 def recommended_changes(view: View, _: Beside = frozenset()) -> list[Change]:
-    """Return everything that SGLang recommends at its start, as changes."""
-    return [change for said in view.facts.recommended() for change in recommended_change(view, said)]
+    """Return the changes that SGLang recommends at its start."""
+    return [change for advice in view.facts.recommended() for change in recommended_change(view, advice)]

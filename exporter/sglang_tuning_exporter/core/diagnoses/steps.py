@@ -1,4 +1,4 @@
-"""Steps of advice that several diagnoses take: how a flag is set, how far, and why. Pure."""
+"""Steps of advice that several diagnoses share: how a flag is set, how far, and why. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.metrics import Histogram
 
-LATE_TIMES, SLOW_BURN_TIMES = 10.0, 6.0  # error budgets above which first tokens, and gaps between tokens, are late
+LATE_TIMES, SLOW_BURN_TIMES = 10.0, 6.0  # error budgets above which TTFT, and inter-token latency, are late
 FULL_BATCHES = 0.25  # of the prefill batches, at least, for a larger chunk to matter
 FEWER = Change(
     direction="slow down",
@@ -40,23 +40,28 @@ GRAPH_SIZES = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384,
 MOST_GRAPH, MOST_GRAPH_AT_LARGE_TP, LARGE_TP = 512, 768, 8
 LEAST_FRACTION, MOST_FRACTION, USUAL_FRACTION = 0.1, 0.95, 0.9
 CAP_IN_FORCE = 0.95  # the KV cache has whole pages, so a little less than its cap
-EIGHT_BITS = ("fp8_e4m3", "fp8_e5m2")  # the first one that a release accepts
-ALLOWED_WAIT = 0.5  # of the longest wait, for the mean
+_EIGHT_BITS = ("fp8_e4m3", "fp8_e5m2")  # the first one that a release accepts
+ALLOWED_WAIT = 0.5  # of the longest wait, as the mean wait
 PRESENT = "the present value"
-# Advice to people; with the row's own reasons where none are given.
+# Advice to people. Without reasons it gets those of the diagnosis.
 say = Change
 
 
 def late(latency: str, times: float, name: str, because: Callable[[View, Histogram, float], bool]) -> When:
-    """Return the condition of observations above their objective; at its limit at most where something else is the reason."""
+    """Return the condition that too many observations of a latency are above its objective.
+
+    because: whether the diagnosis is the reason; if it is not, the figure does not pass its limit.
+    """
 
     def measure(view: View) -> float | None:
         objective: float | None = getattr(view.profile, f"{latency}_seconds")
-        seen = view.latency(latency)
-        if objective is None or seen is None or view.hung or seen.observations < view.profile.enough_observations:
+        observed = view.latency(latency)
+        if objective is None or observed is None or view.hung:
+            return None
+        if observed.observations < view.profile.enough_observations:
             return None
         share = view.late_share(latency, objective)
-        return share if because(view, seen, objective) else min(share, view.profile.late_bound(times))
+        return share if because(view, observed, objective) else min(share, view.profile.late_bound(times))
 
     named = f"share of {name} above the objective"
     return fact(
@@ -65,7 +70,7 @@ def late(latency: str, times: float, name: str, because: Callable[[View, Histogr
 
 
 def by_queue(view: View, first_tokens: Histogram, _: float) -> bool:
-    """Whether requests wait most of the time, or spend most of the time to their first token in the queue."""
+    """Whether requests wait most of the time, or spend most of their time to first token in the queue."""
     wait, mean, often = view.wait, first_tokens.mean_seconds, view.profile.frequent_share
     return waits_often(view) or (wait is not None and mean is not None and wait > often * mean)
 
@@ -80,12 +85,15 @@ def set_flag(
     now: Value = PRESENT,
     direction: str = "",
 ) -> Change:
-    """Return a change of a flag; without a value `words` say what to try. `now` and `direction` only where the arguments do not show them."""
+    """Return a change of a flag; without a value, `words` say what to try.
+
+    `now` and `direction` are given only where the arguments of the server do not show them.
+    """
     now = _present(view, arg, to) if now is PRESENT else now
     if isinstance(to, bool):
         direction = direction or ("add" if to else "drop")
     elif isinstance(now, (int, float)) and isinstance(to, (int, float)) and not isinstance(now, bool):
-        before = inf if arg == CHUNK and now <= 0 else now  # without chunks a prompt is computed whole
+        before = inf if arg == CHUNK and now <= 0 else now  # without chunks a prompt is computed at once
         direction = direction or ("raise" if to > before else "lower")
     removes = to is False and now is True
     return Change(
@@ -106,6 +114,7 @@ def in_words(change: Change, words: str) -> Change:
 
 
 def _present(view: View, arg: str, to: Value) -> Value:
+    """Return the present value of a flag; None where it is not known."""
     facts = view.facts
     if isinstance(to, bool) or isinstance(facts.arguments.get(arg), bool):
         return facts.is_on(arg)
@@ -131,31 +140,31 @@ def typed_settings(view: View) -> dict[str, object]:
 
 
 def is_accepted(view: View, offer: Offer) -> bool:
-    """Whether these changes change something, the release has their flags, and accepts their values together."""
+    """Whether the release has the flags of an offer and accepts its values together, and each value is a new one."""
     release, changes = view.facts.release, offer if isinstance(offer, tuple) else (offer,)
-    named = [each for each in changes if each.arg]
-    if any(each.to is not None and each.to == each.now for each in named):
+    of_flags = [change for change in changes if change.arg]
+    if any(change.to is not None and change.to == change.now for change in of_flags):
         return False
-    if release is None or not named:
+    if release is None or not of_flags:
         return True
-    values = {each.arg: each.to for each in named if each.to is not None}
-    return all(each.flag for each in named) and flags.have_effect(release, values, typed_settings(view))
+    values = {change.arg: change.to for change in of_flags if change.to is not None}
+    return all(change.flag for change in of_flags) and flags.have_effect(release, values, typed_settings(view))
 
 
 def first_accepted(view: View, *offers: Offer) -> list[Offer]:
-    """Return the first offer that the release accepts."""
-    return [each for each in offers if is_accepted(view, each)][:1]
+    """Return the first offer that the release accepts; nothing where it accepts none."""
+    return [offer for offer in offers if is_accepted(view, offer)][:1]
 
 
 def running_limit(view: View) -> tuple[float | None, float | None]:
-    """Return --max-running-requests as typed, and what is in force for all ranks that share it."""
+    """Return --max-running-requests as typed, and the limit in force for all ranks that share it."""
     facts = view.facts
-    least, seen = facts.least_limit, view.totals["limit_seen"] or None
-    return facts.size(LIMIT), (least * facts.shared_by if least is not None else seen)
+    least, observed = facts.least_limit, view.totals["limit_seen"] or None
+    return facts.size(LIMIT), (least * facts.shared_by if least is not None else observed)
 
 
 def run_fewer(view: View, ran: float | None, share: float) -> list[Change]:
-    """Run only a share of the batch; nothing where one request runs for each rank."""
+    """Return the change to run only a share of the batch; nothing where each rank runs one request."""
     flag, force = running_limit(view)
     shared_by, now = view.facts.shared_by, flag or force
     known = [figure for figure in (force, ran * shared_by if ran else None) if figure]
@@ -166,12 +175,15 @@ def run_fewer(view: View, ran: float | None, share: float) -> list[Change]:
 
 
 def fewer_decoding(view: View) -> list[Change]:
-    """Run fewer than when memory ran out in decode."""
+    """Return the change to run fewer requests than when memory ran out in decode."""
     return run_fewer(view, view.totals["failed_batch"] or view.batch(), FEWER_DECODING)
 
 
 def larger_pool(view: View, tokens: float = 0.0) -> list[Change]:
-    """Raise the flag that keeps the KV cache small, where it does, at least to so many tokens: SGLang takes the smaller of it and what fits."""
+    """Return the change to raise --max-total-tokens to at least so many tokens; nothing where it does not limit.
+
+    SGLang uses the smaller of the flag and the tokens that fit into memory.
+    """
     cap, pool = view.facts.size("max_total_tokens"), view.facts.pool()
     if not cap or (pool is not None and pool < CAP_IN_FORCE * cap):
         return []
@@ -179,22 +191,22 @@ def larger_pool(view: View, tokens: float = 0.0) -> list[Change]:
 
 
 def eight_bits(view: View) -> str:
-    """Return the 8-bit type that the release accepts for the KV cache; empty where one is in use, or none is accepted."""
+    """Return the 8-bit type that the release accepts for the KV cache; empty where one is in use or none accepted."""
     facts = view.facts
     if facts.is_cpu or not facts.arguments or facts.arguments.get("kv_cache_dtype") not in ("auto", None):
         return ""
     choices = flags.choices_of("kv_cache_dtype", facts.release) if facts.release else None
-    return next((kind for kind in EIGHT_BITS if choices is None or kind in choices), "")
+    return next((kind for kind in _EIGHT_BITS if choices is None or kind in choices), "")
 
 
 def pool_flags(view: View) -> str:
-    """Return the flags that enlarge the KV cache, for a sentence."""
+    """Return the flags that enlarge the KV cache, as words of a sentence."""
     kind = eight_bits(view)
     return f"--mem-fraction-static, --kv-cache-dtype {kind}" if kind else "--mem-fraction-static"
 
 
 def doubled(size: float, tokens: float) -> float:
-    """Return the size, doubled until it holds so many tokens."""
+    """Return a size, doubled until it holds so many tokens."""
     while size < tokens:
         size *= 2
     return size
@@ -206,7 +218,7 @@ def percents(fraction: float) -> float:
 
 
 def pool_tokens(view: View, gigabytes: float | None) -> str:
-    """Return gigabytes in tokens of the KV cache, in words; empty where unknown."""
+    """Return gigabytes as tokens of the KV cache, in words; empty where the KV cache is not known."""
     tokens, pools = view.facts.pool(), view.facts.pools_gb
     if gigabytes is None or not pools or not tokens:
         return ""
@@ -220,12 +232,12 @@ def most_graph(view: View) -> int:
 
 
 def graph_size(view: View, batch: float) -> float | None:
-    """Return the smallest usual size that covers a batch; None where the guide calls none useful."""
+    """Return the smallest usual size of graphs that covers a batch; None where the guide calls no such size useful."""
     return next((float(size) for size in GRAPH_SIZES if batch <= size <= most_graph(view)), None)
 
 
 def larger_graphs(view: View, size: float, now: float | None, gain: str) -> Offer:
-    """Capture graphs up to a larger size, with less memory for the KV cache where they need it."""
+    """Return the change to capture larger graphs, with less memory for the KV cache where they need it."""
     facts, profile, left = view.facts, view.profile, view.facts.reserve_gb
     raised = set_flag(view, facts.graph_arg, size, gain, now=now, direction="raise")
     fraction, capacity = facts.number(FRACTION), facts.capacity_gb
@@ -244,7 +256,10 @@ def larger_graphs(view: View, size: float, now: float | None, gain: str) -> Offe
 
 
 def graph_growth(view: View, times: float | None = None) -> float | None:
-    """Return the GB that graphs `times` as large take in addition (None: as large as the batch needs)."""
+    """Return the GB that larger graphs need in addition; None where that is not known.
+
+    times: how much larger the graphs are; None for as large as the batch needs.
+    """
     taken = view.facts.gigabytes("decode_graph") or view.facts.gigabytes("graph")
     now, batch = view.facts.largest_captured, view.batch()
     if times is None:
@@ -254,12 +269,15 @@ def graph_growth(view: View, times: float | None = None) -> float | None:
 
 
 def chunk_in_force(view: View) -> tuple[float | None, int]:
-    """Return the chunk as typed, and the ranks that share it."""
+    """Return the chunk as typed, and the number of ranks that share it."""
     return view.facts.typed(CHUNK), max(round(1 / view.facts.factor(CHUNK)), 1)
 
 
 def smaller_chunk(view: View) -> list[Change]:
-    """Lower the chunk to 4096, then 2048 for each rank, where it is not that small. -1 and unknown are no chunk at all."""
+    """Return the change to lower the chunk to 4096, then 2048 for each rank; nothing where it is that small already.
+
+    A chunk of -1, or one that is not known, counts as no chunk at all.
+    """
     now, ranks = chunk_in_force(view)
     last = max(int(now or 0) // 2, SMALL_CHUNK) if ranks > 1 else SMALL_CHUNK
     present = now if now and now > 0 else inf
@@ -274,7 +292,7 @@ def two_digits(requests: float) -> int:
 
 
 def fewer_requests(view: View, _: Beside) -> list[Change]:
-    """Advise how many requests to send at once so that none waits too long; nothing where that is not known."""
+    """Return how many requests to send at once so that none waits too long; nothing where that is not known."""
     running, queued, profile = view.sum("running"), view.sum("queued"), view.profile
     if running is None or not queued or not view.served:
         return []
@@ -372,7 +390,7 @@ REASONS: tuple[Change, ...] = (
 
 
 def late_rule(alert: str, latency: str, times: float, name: str) -> Native:
-    """Return the rule of a latency of which more than so many error budgets missed the objective, without the exporter."""
+    """Return the rule, without the exporter, for a latency that misses its objective by so many error budgets."""
     share = DEFAULT.late_bound(times)
     objective = DEFAULT.time_to_first_token_seconds if latency == "time_to_first_token" else DEFAULT.inter_token_seconds
     return Native(
