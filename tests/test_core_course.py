@@ -355,9 +355,12 @@ def test_a_start_whose_lines_have_no_time_is_that_of_the_lines_after_it() -> Non
 WAITING: Mapping[str, Any] = {"running": 10, "queue": 300, "usage": 0.3}
 
 
-def chunks(size: int = 2048, ranks: Iterable[str] = ("",), seconds: int = 780) -> list[str]:
-    """Full prefill batches of each rank, one a second, with requests waiting."""
-    return [prefill(at, size, ranks=rank, **WAITING) for at in range(seconds) for rank in ranks]
+def chunks(
+    size: int = 2048, sequences: int = 1, ranks: Iterable[str] = ("",), seconds: int = 780, joining: int = 0
+) -> list[str]:
+    """Full prefill batches of each rank, one a second, after each of which so many more run; with requests waiting."""
+    figures = [(at, {**WAITING, "running": 10 + joining * at}) for at in range(seconds)]
+    return [prefill(at, size, sequences, ranks=rank, **shown) for at, shown in figures for rank in ranks]
 
 
 def test_without_the_start_full_batches_show_the_size_of_a_chunk() -> None:
@@ -372,10 +375,19 @@ def test_without_the_start_full_batches_show_the_size_of_a_chunk() -> None:
         chunks(2000),
         [*chunks(seconds=400), prefill(400, 2500, **WAITING), *chunks()[401:]],
         [line for at, batch in enumerate(chunks()) for line in (batch, decode(at, 10, 300, 0.3))],
+        chunks(joining=1),
+        chunks(15360, 6),
         chunks(ranks=("DP0 TP0", "DP1 TP1")),
     ],
-    ids=["a size that no chunk has", "a larger one", "steps of decoding between two of them", "several DP ranks"],
+    ids=[
+        "a size that no chunk has",
+        "a larger one",
+        "steps of decoding between two of them",
+        "prompts that end with each",
+        "six prompts of one length",
+        "several DP ranks",
+    ],
 )
-def test_batches_that_may_end_for_another_reason_show_no_size_of_a_chunk(lines: list[str]) -> None:
+def test_batches_that_may_end_otherwise_show_no_size_of_a_chunk(lines: list[str]) -> None:
     changes = [change for each in judged(lines, "offline").findings for change in each.changes]
     assert [change for change in changes if "prefill batches end" in change.gain] == []

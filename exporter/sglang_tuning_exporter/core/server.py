@@ -419,8 +419,8 @@ class Scheduler:
         self._gaps: deque[float] = deque(maxlen=5)
         self._rate = USUAL_PREFILL_RATE  # most prompt tokens in a second
         self._second = (-inf, 0.0)
-        # Tokens of the largest prefill batch, how many were as large, and how many of these left requests waiting.
-        self._largest, self._as_large, self._left_waiting = 0.0, 0, 0
+        # Tokens of the largest prefill batch, how many were as large, and after how many of these a prompt continued.
+        self._largest, self._as_large, self._continued = 0.0, 0, 0
         self._fell_at: float | None = None  # a request ended since the last one was admitted
         self._begun = 0.0  # requests that began since it was idle
         self._is_early = False  # requests wait, and too few have ended to show why
@@ -601,19 +601,21 @@ class Scheduler:
     def _chunk(self, tokens: float, bucket: Totals) -> float | None:
         """Return the most tokens of a batch where only the log shows them: a size that returns and that nothing exceeds.
 
-        It is the size of a chunk where batches of it follow each other, with room in the KV cache and requests left waiting: SGLang adds
-        these to a batch while it may. Where it decodes in between, prompts of one length may start as others end.
+        The size is that of a chunk where prompts continue after such batches: fewer run than joined. Whole prompts of one length may
+        only not fill the rest of a batch.
         """
         if tokens > self._largest:
-            self._largest, self._as_large, self._left_waiting = tokens, 0, 0
+            self._largest, self._as_large, self._continued = tokens, 0, 0
+        self._as_large += tokens == self._largest
         bucket.most("most_prefill", self._largest)
-        if tokens == self._largest:
-            has_room = (self.usage or 0.0) < self._server.profile.token_usage_target
-            self._as_large += 1
-            self._left_waiting += bool(self.queued) and has_room and self.printed[0] == "prefill"
+        kind, before = self.printed
+        if kind == "prefill" and before.get("tokens") == self._largest:
+            sequences = before.get("sequences", 0.0)
+            may_be_whole = sequences > 1 and self._largest % sequences == 0
+            self._continued += not may_be_whole and (self.running or 0.0) < before.get("running", 0.0) + sequences
         if self._as_large < SAME_CHUNK or self._largest % CHUNK_STEP:
             return None
-        if self._left_waiting >= SAME_CHUNK:
+        if self._continued >= SAME_CHUNK:
             bucket.most("chunk_seen", self._largest)
         return self._largest
 

@@ -65,7 +65,10 @@ SUMS: tuple[Sum, ...] = (
     Sum("peak", "tokens/s", "prefill batches, else the page: the most in any second of this start", "most"),
     Sum("most_prefill", "tokens", "prefill batches, where the start is not known", "most"),
     Sum(
-        "chunk_seen", "tokens", "prefill batches, where the start is not known: of full ones with more waiting", "most"
+        "chunk_seen",
+        "tokens",
+        "prefill batches, where the start is not known: full ones after which a prompt continues",
+        "most",
     ),
     Sum("most_running", "requests", "batches and pages", "most"),
     Sum("most_queued", "requests", "batches and pages", "most"),

@@ -329,9 +329,10 @@ class View:
 
     @property
     def chunk_seen(self) -> float | None:
-        """The size of a chunk by the batches, where the start is not known: several were full at one size, and none larger.
+        """The size of a chunk by the batches, where the start is not known.
 
-        None with several schedulers: with attention data parallelism each has a part of --chunked-prefill-size.
+        Prompts continued after several of one size, and none was larger. None with several schedulers: with attention
+        data parallelism each has a part of --chunked-prefill-size.
         """
         size = self.totals["chunk_seen"]
         return size if size and size >= self.totals["most_prefill"] and len(self.ranks) == 1 else None

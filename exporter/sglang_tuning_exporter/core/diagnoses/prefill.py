@@ -97,7 +97,7 @@ def _larger_chunk(view: View, _: Beside) -> list[Offer]:
     if now is None:
         size = view.chunk_seen or 0.0
         gain = f"prefill batches end at {size:,.0f} tokens" if size else ""
-        to = float(max(2 * size, SMALL_CHUNK)) if 0 < size < LARGEST_CHUNK else None
+        to = float(min(max(2 * size, SMALL_CHUNK), LARGEST_CHUNK)) if 0 < size < LARGEST_CHUNK else None
         return [set_flag(view, CHUNK, to, gain, now=size or None)]
     wanted = max(min(2 * int(now), LARGEST_CHUNK * ranks), SMALL_CHUNK * ranks)
     page = max(int(facts.size("page_size") or 1), 1) * ranks
