@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import CAUSE, COUNTED_KINDS, ENDINGS, Event, Rank, says_why
 from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL, Facts
+from sglang_tuning_exporter.core.reasons import AT_LIMIT, EARLY, STUCK_SECONDS, Sample, reason
 from sglang_tuning_exporter.core.sums import (
     IDLE,
     LATENCIES,
@@ -35,9 +36,6 @@ BUCKET_SECONDS = 10.0
 OVERDUE = 2.5  # intervals between two lines; then nothing is decoded any more
 LEAST_HOLD_SECONDS = 2.0  # printed times are whole seconds
 MOST_HOLD_SECONDS = 300.0
-STUCK_SECONDS = (
-    60.0  # work and no line, or no progress by pages, for so long is a hang, if the work is still there afterwards
-)
 USUAL_MOMENTS = 10  # with lines, between two silences that may be hangs
 MANY_RUNNING = 8  # a silence that began with so many is worth a note
 USUAL_STEP_SECONDS = 0.05  # until the log shows it
@@ -45,8 +43,6 @@ USUAL_PREFILL_RATE = 1000.0  # tokens a second, until the log shows it
 FULL_PREFILL = 0.9  # of the most tokens that a prefill batch may have
 CHUNK_STEP = 64  # sizes of chunks are multiples of it
 SAME_CHUNK = 3  # lines with exactly the most tokens show the size of a chunk
-AT_LIMIT = 0.95
-LARGE_LIMIT = 10.0  # one request fewer is still nearly all of them
 ASSUMED_CAPTURED = 160.0  # the largest captured batch, where the start is not known: the smallest default on large GPUs
 USUAL_CAPTURED = "160 to 256 (8 to 80 on a small GPU)"
 RATE_SECONDS = 60.0  # over which admissions are counted for the wait
@@ -932,12 +928,19 @@ class Scheduler:
         at_usage = UNKNOWN if usage is None else "at_target" if usage >= target else "below_target"
         elsewhere = sum(self.queues.values()) if self.queues else 0.0
         slow = self._waits_elsewhere = elsewhere > (queued or 0.0) and self._other_side_is_slow(elsewhere, running)
-        queue = self._queue(elsewhere if slow else queued)
         compiles = (self.grammar_queued or 0.0) > max(queued or 0.0, elsewhere) and (usage is None or usage < target)
-        admission = self._admission(
-            running, usage, queued, slow=slow, full=self._full and (prefilling or not self._decoded)
-        )
-        return Moment(queue, at_usage, "grammar_queue" if compiles else admission, self._graphs())
+        wait = self._present_wait() if queued else None
+        queue = self._queue(elsewhere if slow else queued, wait)
+        limit = self._server.facts.limit(self.dp)
+        if running is not None and limit is not None and running >= AT_LIMIT * limit:
+            self._at_limit_at = self.spent
+        if not (queued or slow or compiles):
+            return Moment(queue, at_usage, UNKNOWN if queued is None else "no_queue", self._graphs())
+        full_batch = self._full and (prefilling or not self._decoded)
+        sample = self._sample(running, limit, wait, for_grammar=compiles, elsewhere=slow, full_batch=full_batch)
+        why = reason(sample)
+        self._is_early = why is EARLY
+        return Moment(queue, at_usage, why.state, self._graphs())
 
     def _graphs(self) -> str:
         """Return how its decode batches run."""
@@ -947,78 +950,56 @@ class Scheduler:
         is_larger = (self.running or 0.0) > (facts.largest_captured or ASSUMED_CAPTURED)
         return "beyond_captured" if is_larger else "eager"
 
-    def _queue(self, queued: float | None) -> str:
+    def _queue(self, queued: float | None, wait: float | None) -> str:
         profile = self._server.profile
         if not queued:
             return UNKNOWN if queued is None else "empty"
         if queued > profile.queue_upper:
             return "above_range"
         if profile.queue_wait_seconds is not None:
-            wait = self._present_wait()
             if wait is None and self.prefilled_at == -inf and self._computing is None:
                 return UNKNOWN  # a log of decode lines alone: the queue is judged by its wait
             if wait is not None and wait > profile.queue_wait_seconds:
                 return "above_range"
         return "below_range" if queued < (profile.queue_lower or -inf) else "in_range"
 
-    def _admission(  # noqa: C901, PLR0911 - one list of reasons, read top down
-        self, running: float | None, usage: float | None, queued: float | None, *, slow: bool, full: bool
-    ) -> str:
-        """Return why requests wait: the first reason of a list."""
-        facts, target = self._server.facts, self._server.profile.token_usage_target
-        limit = facts.limit(self.dp)
-        if running is not None and limit is not None and running >= AT_LIMIT * limit:
-            self._at_limit_at = self.spent
-        if slow:  # for the other side of a pair, or for room beside it
-            return "prefill_bound" if full else "pool_full" if usage is not None and usage >= target else "pd_queue"
-        if queued is None:
-            return UNKNOWN
-        if queued <= 0:
-            return "no_queue"
-        full_pool = usage is not None and usage >= target  # then a higher limit would let no more requests run
-        if running is not None and limit is not None and not full_pool:
-            if running < limit and self._stands_still():
-                return "standing_still"
-            joining = 0.0 if self._computing is None else self._joining
-            nearly_all = min(AT_LIMIT * limit, max(limit - 1.0, 1.0))  # one fewer, until the next one starts
-            if running + joining >= nearly_all:
-                reached = self.spent - self._at_limit_at <= STUCK_SECONDS or self._free <= self._most_reserved
-                # A prompt in chunks can keep the last place for good.
-                starts = limit >= LARGE_LIMIT and self.spent - self._nothing_since <= STUCK_SECONDS / 2
-                if reached or starts:
-                    return "running_limit"
-                stands = not self._goes_on and self.spent - self._nothing_since > STUCK_SECONDS / 2
-                return "standing_still" if stands else UNKNOWN
-        if full or facts.waits_by == "prefill":
-            return "prefill_bound"
-        if usage is None:
-            return UNKNOWN
-        if full_pool:
-            return "hybrid_pool_full" if self.usages.get("full", usage) < target else "pool_full"
-        fits = running is None or self._next_fits(running, usage, target)
-        if not fits:
-            return "pool_full"
-        return "standing_still" if self._stands_still() else self._held_back()
-
-    def _held_back(self) -> str:
-        """Return `held_back` where the new-token ratio is all that keeps the next request from starting."""
-        wait = self._present_wait()
+    def _sample(
+        self,
+        running: float | None,
+        limit: float | None,
+        wait: float | None,
+        *,
+        for_grammar: bool,
+        elsewhere: bool,
+        full_batch: bool,
+    ) -> Sample:
+        """Return the figures by which one can say why requests wait."""
+        facts, usage, target = self._server.facts, self.usage, self._server.profile.token_usage_target
         # A scrape sees a queue that the next batch takes. Where no admissions are counted, the queue is taken as it is seen.
         is_short = self._counts_admissions if wait is None else wait < SHORT_WAIT_SECONDS
-        passes = self._computing is not None and is_short
-        if passes or self._server.facts.waits_by:
-            return UNKNOWN
         # Until as many requests have ended as run, it is not known how much of its reservation one uses.
         counts = self.prefilled_at > -inf or self._counts_admissions
-        self._is_early = counts and self._begun < 2 * (self.running or 0.0) * self._server.facts.micro_batches
-        return UNKNOWN if self._is_early else "held_back"
-
-    def _stands_still(self) -> bool:
-        """Whether none was started for a minute although a request ended, or more is free than SGLang can have reserved."""
-        if self._goes_on or self.spent - self._nothing_since <= STUCK_SECONDS:
-            return False
-        ended = self._fell_at is not None and self._fell_at - self._nothing_since > STUCK_SECONDS / 2
-        return ended or self._free > self._most_reserved
+        return Sample(
+            running=running,
+            joining=0.0 if self._computing is None else self._joining,
+            limit=limit,
+            at_limit_seconds=self.spent - self._at_limit_at,
+            full_batch=full_batch,
+            continues=self._goes_on,
+            usage=usage,
+            full_usage=self.usages.get("full", usage or 0.0),
+            target=target,
+            free=self._free,
+            reserved=self._most_reserved,
+            fits=running is None or usage is None or self._next_fits(running, usage, target),
+            for_grammar=for_grammar,
+            elsewhere=elsewhere,
+            waits_by=facts.waits_by,
+            passes=self._computing is not None and is_short,
+            idle_seconds=self.spent - self._nothing_since,
+            ended_seconds=-inf if self._fell_at is None else self._fell_at - self._nothing_since,
+            early=counts and self._begun < 2 * (self.running or 0.0) * facts.micro_batches,
+        )
 
     @property
     def _free(self) -> float:
