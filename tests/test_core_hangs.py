@@ -8,7 +8,7 @@ import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.server import Hang
+from sglang_tuning_exporter.core.progress import Hang
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo

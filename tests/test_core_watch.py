@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.answer import counted
+from sglang_tuning_exporter.core.counters import Counters
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.server import Counters
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged

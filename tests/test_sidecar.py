@@ -23,7 +23,7 @@ from conftest import (
 from sglang_tuning_exporter.collect import sidecar as watching_module
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core.lines import Reader
-from sglang_tuning_exporter.core.server import Progress
+from sglang_tuning_exporter.core.progress import Progress
 from test_tail import append
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.diagnoses import BY_ID, Diagnosis, place
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judgement, Start, Stretch
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server
-from sglang_tuning_exporter.core.sums import merged
+from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.sums import BUCKET_SECONDS, merged
 from sglang_tuning_exporter.core.times import Span
 from sglang_tuning_exporter.core.view import View, view_of
 from sglang_tuning_exporter.sglang.flags import VARYING_ARGS, are_same_settings

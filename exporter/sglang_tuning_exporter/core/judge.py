@@ -35,8 +35,8 @@ from sglang_tuning_exporter.core.findings import (
     Severity,
     amount,
 )
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server
-from sglang_tuning_exporter.core.sums import WAITS, Totals
+from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.sums import BUCKET_SECONDS, WAITS, Totals
 from sglang_tuning_exporter.core.view import View, explained
 from sglang_tuning_exporter.sglang.flags import have_effect
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.core.events import COUNTED_KINDS, OUT_OF_MEMORY_PHASES
 
+BUCKET_SECONDS = 10.0
 IDLE, UNKNOWN = "idle", "unknown"
 SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
 WAITS = (

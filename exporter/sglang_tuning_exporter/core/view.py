@@ -10,7 +10,9 @@ from math import inf, sqrt
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.facts import Facts
-from sglang_tuning_exporter.core.server import MOST_RESERVED, Hang, Server, mean_prompt
+from sglang_tuning_exporter.core.progress import Hang
+from sglang_tuning_exporter.core.scheduler import MOST_RESERVED
+from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.core.sums import LATENCIES, SIGNALS, WAITS, Totals
 from sglang_tuning_exporter.sglang.metrics import Histogram
 
@@ -383,6 +385,15 @@ class View:
         if self.served < ENOUGH_ON_A_RANK:
             return {}
         return {dp: waits.get(dp, 0.0) / self.served for dp in {*serves, *map(str, self.ranks)} - {"None"}}
+
+
+def mean_prompt(totals: Totals) -> float | None:
+    """Return the tokens of a mean prompt, cached ones included; None where unknown."""
+    return (
+        (totals["computed_tokens"] + totals["cached_tokens"]) / totals["admitted_requests"]
+        if totals["admitted_requests"]
+        else None
+    )
 
 
 def view_of(server: Server, seconds: float) -> View:

@@ -27,7 +27,6 @@ from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.core import answer as words
 from sglang_tuning_exporter.core import findings, judge, runbooks, sums
 from sglang_tuning_exporter.core import page as pages
-from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.report import document
 from sglang_tuning_exporter.core.view import View
 from sglang_tuning_exporter.core.watch import Watch
@@ -215,8 +214,8 @@ class _Figures:
         last = inf
         for begin, totals in self._sums:
             if begin - last > GAP_SECONDS:
-                values.append((last + servers.BUCKET_SECONDS, None))
-            values.append((begin + servers.BUCKET_SECONDS / 2, of(totals)))
+                values.append((last + sums.BUCKET_SECONDS, None))
+            values.append((begin + sums.BUCKET_SECONDS / 2, of(totals)))
             last = begin
         return values
 
@@ -243,7 +242,7 @@ class _Figures:
         return replace(tile, picture=self._chart.strip(values, f"{tile.name}, {past}", **bounds)[0], past=past)
 
     def _length(self, first: float) -> str:
-        return f"last {findings.duration(max(self.now - first + servers.BUCKET_SECONDS / 2, 1.0))}"
+        return f"last {findings.duration(max(self.now - first + sums.BUCKET_SECONDS / 2, 1.0))}"
 
     def _states(self, signal: str) -> set[str]:
         """Return the states in which a signal is now."""

@@ -7,7 +7,7 @@ from sglang_tuning_exporter.core.diagnoses.base import Beside, Offer, chance, fa
 from sglang_tuning_exporter.core.diagnoses.native import Native, series, total
 from sglang_tuning_exporter.core.diagnoses.steps import graph_size, larger_graphs, most_graph, say, set_flag
 from sglang_tuning_exporter.core.findings import Change
-from sglang_tuning_exporter.core.server import USUAL_CAPTURED
+from sglang_tuning_exporter.core.scheduler import USUAL_CAPTURED
 from sglang_tuning_exporter.core.view import View
 
 SMALL_BATCH = 32.0  # the default of --torch-compile-max-bs

@@ -21,7 +21,8 @@ from sglang_tuning_exporter.core.diagnoses.own_words import FLAG, named_flags, r
 from sglang_tuning_exporter.core.diagnoses.steps import fewer_decoding, say, smaller_chunk
 from sglang_tuning_exporter.core.events import ENDINGS, Event
 from sglang_tuning_exporter.core.findings import Change
-from sglang_tuning_exporter.core.server import BUCKET_SECONDS, Server
+from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.sums import BUCKET_SECONDS
 from sglang_tuning_exporter.core.view import View
 
 DOWN_OFTEN = 0.1  # of two hours

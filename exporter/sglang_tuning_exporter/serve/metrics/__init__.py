@@ -15,6 +15,8 @@ from sglang_tuning_exporter.core import alerts, lines, sums
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.core.progress import STAGES
+from sglang_tuning_exporter.core.scheduler import Scheduler
 from sglang_tuning_exporter.serve.metrics.families import (
     Family,
     Ranks,
@@ -340,7 +342,7 @@ def schedulers(sidecar: Sidecar, now: float) -> Iterable[Family]:
     yield from _states(ranks, lives, now)
 
 
-def _waiting(ranks: Ranks[servers.Scheduler], server: servers.Server, recent: sums.Totals) -> Iterable[Family]:
+def _waiting(ranks: Ranks[Scheduler], server: servers.Server, recent: sums.Totals) -> Iterable[Family]:
     doc = "Requests waiting (#queue-req, num_queue_reqs)."
     yield gauge("queued_requests", doc).of_each(ranks, lambda r: r.queued)
     doc = "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch."
@@ -356,14 +358,12 @@ def _waiting(ranks: Ranks[servers.Scheduler], server: servers.Server, recent: su
     yield gauge("pending_tokens", doc).of_each(ranks, lambda r: r.pending[0] if r.pending is not None else None)
 
 
-def _elsewhere(rank: servers.Scheduler) -> list[tuple[str, float]]:
+def _elsewhere(rank: Scheduler) -> list[tuple[str, float]]:
     grammar = {} if rank.grammar_queued is None else {"grammar": rank.grammar_queued}
     return sorted((rank.queues | grammar).items())
 
 
-def _pools(
-    ranks: Ranks[servers.Scheduler], lives: Ranks[sums.Totals], server: servers.Server, now: float
-) -> Iterable[Family]:
+def _pools(ranks: Ranks[Scheduler], lives: Ranks[sums.Totals], server: servers.Server, now: float) -> Iterable[Family]:
     doc = "Used share of the KV cache, 0-1 (token usage)."
     yield gauge("token_usage_ratio", doc, "pool").of_all(
         ranks, lambda r: r.usages.items() if r.moment(now).activity != sums.UNKNOWN else ()
@@ -378,7 +378,7 @@ def _pools(
     )
 
 
-def _batches(ranks: Ranks[servers.Scheduler], lives: Ranks[sums.Totals], recent: sums.Totals) -> Iterable[Family]:
+def _batches(ranks: Ranks[Scheduler], lives: Ranks[sums.Totals], recent: sums.Totals) -> Iterable[Family]:
     doc = "Generation throughput as last logged (gen throughput)."
     yield gauge("generation_tokens_per_second", doc).of_each(ranks, lambda r: r.throughput)
     doc = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
@@ -418,14 +418,14 @@ def _retractions(lives: Ranks[sums.Totals], sidecar: Sidecar) -> Iterable[Family
     yield requests
 
 
-def _states(ranks: Ranks[servers.Scheduler], lives: Ranks[sums.Totals], now: float) -> Iterable[Family]:
+def _states(ranks: Ranks[Scheduler], lives: Ranks[sums.Totals], now: float) -> Iterable[Family]:
     names = {
         f"{signal}/{state}": (signal, state)
         for signal, states in sums.STATES.items()
         for state in (*states, sums.IDLE, sums.UNKNOWN)
     }
 
-    def present(rank: servers.Scheduler) -> list[tuple[str, str, float]]:
+    def present(rank: Scheduler) -> list[tuple[str, str, float]]:
         activity = rank.moment(now).activity
         states = [(signal, state, float(activity == state)) for signal, state in names.values() if signal == "activity"]
         return states if rank.dp is None else states[:1]  # of a DP rank only whether it serves
@@ -499,7 +499,7 @@ def findings(sidecar: Sidecar, now: float) -> Iterable[Family]:
     yield single("scale_out_helps", doc, None if helps is None else float(helps))
     stuck = watch.measured.view.stuck
     stage = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
-    yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in servers.STAGES)
+    yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in STAGES)
     doc = (
         "Why the server ended: the class of the line of its log that explains it, and its words, without secrets."
         " Absent while the server may run."
