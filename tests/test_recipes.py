@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from test_dashboards import panels_of
+
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = "exporter/sglang_tuning_exporter/"
 MOST = {
@@ -83,6 +85,18 @@ It helped when the queue gets shorter within ten minutes.
 It will not help if more requests come than SGLang can start.
 """
 LINE = "The server has stopped waiting for its scheduler"
+BOARD = f"{PACKAGE}mixin/boards/server.yml"
+RARE_PANEL = """  - height: 6
+    panels:
+    - title: Refuted log lines
+      type: timeseries
+      description: Lines of an event that SGLang's metrics refuted, by kind.
+      metric: sglang_tuning_log_doubtful_total
+      noValue: No line was refuted
+      queries:
+      - legend: "{{kind}}"
+        expr: "sum by (kind) ([[ rate(own('sglang_tuning_log_doubtful_total')) ]])"
+"""
 IN_TESTS = "import sys; sys.path.insert(0, 'tests'); from test_core_course import judged, load, stamp, start; "
 
 
@@ -100,9 +114,12 @@ class Tree:
         (self.folder / name).write_text(text, encoding="utf-8")
         self.edited.add(name)
 
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf-8")
+
     def replace(self, name: str, old: str, new: str) -> None:
         """Put `new` in the place of the last `old` of a file."""
-        before, found, after = (self.folder / name).read_text(encoding="utf-8").rpartition(old)
+        before, found, after = self.read(name).rpartition(old)
         assert found
         self.write(name, before + new + after)
 
@@ -208,3 +225,19 @@ def test_the_recipe_for_a_kind_of_log_line_counts_it_once_and_shows_the_count(tr
     assert ", adapters not loaded 1," in report  # once, though each TP rank prints it
     assert are_named(tree.edited, "Add a kind of log line")
     assert named("Add a log line") == {PACKAGE + "core/lines.py", "tests/test_core_lines.py"}
+
+
+def test_the_recipe_for_a_panel_draws_a_rare_event_and_leaves_other_panels_alone(tree: Tree) -> None:
+    def panels() -> dict[str, object]:
+        board = json.loads(tree.read("dashboards/sglang-tuning-server.json"))
+        return {panel["title"]: {**panel, "id": 0, "gridPos": {}} for panel in panels_of(board)}
+
+    before = panels()
+    tree.write(BOARD, tree.read(BOARD) + RARE_PANEL)
+    assert tree.generate() == {"dashboards/sglang-tuning-server.json"}
+    after = panels()
+    assert after.pop("Refuted log lines")
+    assert after == before
+    proven = "a_panel_is_empty_only or finds_something or every_metric or Refuted"
+    tree.test("tests/test_boards_proven.py", "tests/test_dashboards.py", "-k", proven)
+    assert are_named(tree.edited, "Add a panel")
