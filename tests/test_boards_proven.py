@@ -123,8 +123,7 @@ def made_up(families: Collection[Family], step: int) -> Iterator[Family]:
     """Give one sample to each of these families: a counter that grows, or a gauge of 1, whose labels are all `any`."""
     for family in families:
         value = float(step) if family.type == "counter" else 1.0
-        made = Family(family.type, family.name, family.documentation, *family.names, prefix="")
-        yield made.with_samples([(*["any"] * len(family.names), value)])
+        yield family.with_samples([(*["any"] * len(family.names), value)])
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def test_the_limit_is_blamed_where_at_most_a_few_places_are_free(sample: Sample)
 
 
 @given(SAMPLES)
-def test_requests_stand_still_after_half_a_minute_without_a_start_and_beside_no_long_prompt(sample: Sample) -> None:
+def test_standing_still_is_half_a_minute_without_a_start_and_no_long_prompt(sample: Sample) -> None:
     if reason(sample).state == "standing_still":
         assert sample.idle_seconds > 30
         assert not sample.continues

@@ -71,7 +71,8 @@ FAULTS: dict[str, Fault] = {
     "500": Fault(reply(b"Internal Server Error", "500 Internal Server Error"), "http_status"),
     "503": Fault(reply(b"", "503 Service Unavailable"), "http_503"),
     "403": Fault(reply(b"", "403 Forbidden"), "http_status"),
-    "404": Fault(reply(b"{}", "404 Not Found", JSON), "http_404"),
+    # It had metrics: a server that is gone, until its /server_info has answered.
+    "404": Fault(reply(b"{}", "404 Not Found", JSON), "metrics_disabled", "metrics_disabled"),
     "redirect_to_itself": Fault(reply(b"", "302 Found", more="Location: /metrics\r\n"), "http_status"),
     "html": Fault(reply(b"<html>sglang:num_queue_reqs 1</html>", content_type="text/html"), "invalid"),
     "json": Fault(reply(b'{"sglang:num_queue_reqs": 1}', content_type=JSON), "invalid"),
@@ -135,7 +136,6 @@ def test_an_answer_without_figures_is_said_in_time_and_costs_nothing(row: str, w
     deadline = time.monotonic() + 30
     while (page := watched.page(within=2.0)).error != fault.reason:
         assert time.monotonic() < deadline, page.error
-    # A later page may know more, such as that the server answers other requests.
     assert page.value("sglang_tuning_up") == 0
     assert found(watched.exporter) == ({fault.finding} if fault.finding else set())
     assert totals(page) == watched.before

@@ -123,9 +123,13 @@ def _ended(argv: list[str], how: str) -> int:
 
 
 def programs() -> dict[str, Any]:
-    """Return how commands end and where they print, what `serve` answers, and every file that was written."""
+    """Return how commands end and where they print, how `serve` answers, and every file that was written.
+
+    `types`: the families of its page that the reference lacks or gives another type.
+    """
     found = {name: dict[str, str]() for name in ("statuses", "requests", "types")}
     page = (ROOT / "tests" / "data" / "metrics" / "0.5.23_tp8-retract.prom").read_text()
+    documented = dict(_rows((ROOT / "docs" / "reference" / "metrics.md").read_text()))
     stand_in, log = (
         StandIn([Page(0.0, "/metrics", 200, page)], time.time),
         read(CAPTURES / "healthy-probes.tar.xz").text,
@@ -145,7 +149,10 @@ def programs() -> dict[str, Any]:
                 client.request(method, path, headers={"Accept": accept})
                 answer = client.getresponse()
                 found["requests"][f"{method} {path} {accept}"] = f"{answer.status} {answer.headers['Content-Type']}"
-                found["types"].update(re.findall(r"(?m)^# TYPE (?!sglang:)(\S+) (\S+)", answer.read().decode()))
+                for family, kind in re.findall(r"(?m)^# TYPE (?!sglang:)(\S+) (\S+)", answer.read().decode()):
+                    # Which families it has depends on the moment; in the text format an info is a gauge.
+                    if kind != documented.get(family, {}).get("type", "").replace("info", "gauge"):
+                        found["types"][family] = kind
             serving.send_signal(getattr(signal, end))
             found["statuses"][f"serve, {end}"] = str(serving.wait())
             found["statuses"][f"report, {end}"] = str(_ended(["report", "-"], end))
