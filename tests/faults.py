@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
 
 from conftest import DECODED, RETRACTED, Answer, Exporter, FakeSGLang, Page, reply, running_exporter, wait_for
 from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
@@ -142,6 +145,24 @@ def mounted(directory: Path, size: str) -> bool:
 
 def unmounted(directory: Path) -> None:
     subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+@contextmanager
+def hanging(directory: Path) -> Iterator[None]:
+    """A file system over a directory that answers nothing while the block runs: one of FUSE whose program does not read what it is asked."""
+    libc = ctypes.CDLL(None)
+    try:
+        program = os.open("/dev/fuse", os.O_RDWR)
+    except OSError:
+        pytest.skip("no FUSE here")
+    try:
+        options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % program
+        if libc.mount(b"hang", os.fsencode(directory), b"fuse", 0, options):
+            pytest.skip("no file system can be mounted here")
+        yield
+    finally:
+        os.close(program)  # whoever waits gets an error
+        libc.umount2(os.fsencode(directory), 2)  # MNT_DETACH
 
 
 OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"

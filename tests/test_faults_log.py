@@ -7,22 +7,25 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+import requests
 
-from conftest import wait_for
+from conftest import Page, config, wait_for, web
 from faults import (
     AS_ANY_OWNER,
     EVENTS,
     LINES,
+    UP,
     Server,
     check_log_status,
     counted,
     cpu_seconds,
     decode,
     following,
+    hanging,
     mounted,
     of,
     open_files,
@@ -32,6 +35,9 @@ from faults import (
     unmounted,
     up,
 )
+from sglang_tuning_exporter.collect import log as logs
+from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.config import files
 from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
 
 
@@ -41,6 +47,72 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path / "logs" / "server.log")
     yield server
     server.close()
+
+
+@pytest.mark.usefixtures("_soon_late")
+def test_a_file_system_that_hangs_is_reported_and_what_was_written_meanwhile_is_read_afterwards(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar = Sidecar(config(log_file=(str(server.path),)))
+    book = sidecar.log
+    assert book is not None
+    sidecar.start()
+    with web(sidecar) as url:
+
+        def page() -> Page:
+            return Page(requests.get(url + "/metrics", timeout=60).text)
+
+        wait_for(lambda: page().value(UP, file=str(server.path)) == 1)
+        with hanging(server.path.parent):
+            wait_for(lambda: book.is_late(0.0))
+            server.write(3)
+            wait_for(lambda: page().value(UP, file=str(server.path)) == 0)
+            found = requests.get(url + "/api/v1/findings", timeout=60).json()["findings"]
+            assert "log_silent" in {each["diagnosis"] for each in found}
+            assert "no answer; its file system hangs" in requests.get(url, timeout=60).text
+            for _ in range(100):
+                page()
+            assert sidecar._looks.qsize() <= 1, "all who ask share the look that waits"
+        wait_for(lambda: page().value(LINES, kind="decode") == 3)
+        assert page().value(UP, file=str(server.path)) == 1
+    assert [line for line in caplog.messages if "no answer" in line] == [
+        f"log {server.path}: no answer; its file system hangs; check the mount"
+    ]
+
+
+@pytest.fixture
+def _soon_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (logs.LATE_SECONDS, files.SECONDS) == (30.0, 2.0), "as docs/faults.md says"
+    monkeypatch.setattr(logs, "LATE_SECONDS", 0.5)
+    monkeypatch.setattr(files, "SECONDS", 0.2)
+
+
+def test_a_file_system_that_hangs_at_the_start_does_not_keep_the_port_closed(server: Server) -> None:
+    with hanging(server.path.parent), following(*of(server)) as exporter:
+        assert exporter.get("/-/ready").status_code == 200
+        assert exporter.page().value(UP, file=str(server.path)) in {None, 0}
+
+
+def test_a_start_beside_a_file_system_that_hangs_loses_no_position(server: Server, tmp_path: Path) -> None:
+    flags = of(server, "--state-file", str(tmp_path / "state.json"))
+    with following(*flags) as exporter:
+        server.write(2)
+        counted(exporter, 2)
+    server.write(3)
+    with hanging(server.path.parent), following(*flags) as exporter:
+        assert exporter.page().value(EVENTS) == 2
+    with following(*flags) as exporter:
+        counted(exporter, 5)
+
+
+def test_a_file_system_that_answers_late_is_followed_from_then_on(server: Server) -> None:
+    with ExitStack() as hang:
+        hang.enter_context(hanging(server.path.parent))
+        with following(*of(server)) as exporter:
+            hang.close()
+            wait_for(lambda: up(exporter, server) == 1, 30)
+            server.write(2)
+            counted(exporter, 2)
 
 
 def socket_at(path: Path) -> None:

@@ -15,7 +15,7 @@ from conftest import DECODE, Exporter, FakeSGLang, config, environment, wait_for
 from sglang_tuning_exporter.collect import threads
 from sglang_tuning_exporter.collect.sidecar import Sidecar
 from sglang_tuning_exporter.collect.threads import Threads
-from sglang_tuning_exporter.config.values import UsageError
+from sglang_tuning_exporter.config.files import NoThreadError
 from sglang_tuning_exporter.core.lines import Reader
 
 
@@ -95,7 +95,7 @@ def test_a_thread_that_cannot_be_started_is_one_line_and_not_running(
     sidecar = Sidecar(config(sglang_url="http://127.0.0.1:9"))
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(threading.Thread, "start", limited)
-        with pytest.raises(UsageError, match="the exporter can start no thread: raise its limit"):
+        with pytest.raises(NoThreadError, match="the exporter can start no thread: raise its limit"):
             sidecar.start()
     assert sidecar.threads.up == {}
     sidecar.start()

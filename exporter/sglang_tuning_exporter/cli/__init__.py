@@ -26,13 +26,14 @@ def _run(argv: list[str]) -> int:
 
         outlive_hang_up()  # before the rest is imported: the start takes seconds
     from sglang_tuning_exporter.cli.commands import PROGRAM, run
+    from sglang_tuning_exporter.config.files import NoThreadError
     from sglang_tuning_exporter.config.values import UsageError
     from sglang_tuning_exporter.sglang.clean import clean
 
     try:
         status = run(argv)
         sys.stdout.flush()
-    except UsageError as error:
+    except (UsageError, NoThreadError) as error:
         try:
             sys.stderr.write(f"{PROGRAM}: {clean(' '.join(str(error).split()))}\n")
         except OSError:  # a full disk or a closed pipe changes nothing about the status

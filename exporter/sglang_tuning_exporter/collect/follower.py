@@ -36,7 +36,9 @@ MOST_FILES = 256  # of globs, open at once; at most half of the process's limit 
 MOST_REMEMBERED = 512  # files not followed whose positions survive a restart
 _GLOB_SECONDS = 1.0
 _GLOB_REST = 20  # a directory that takes long to search is searched less often
+NO_ANSWER = "no answer"
 _REMEDIES = {
+    NO_ANSWER: "its file system hangs; check the mount",
     "missing": "waiting for it",
     "permission denied": "let this user read it (chmod, or a group of the exporter's) and enter its directories",
     "is a directory": "name the file in it, or a pattern such as DIR/*.log",

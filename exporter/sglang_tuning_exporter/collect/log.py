@@ -7,16 +7,18 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import TimeoutError as NoAnswerError
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any, BinaryIO
 
 from sglang_tuning_exporter.collect._log_file import STDIN
 from sglang_tuning_exporter.collect._rotation import opened
 from sglang_tuning_exporter.collect._state_file import StateFile
-from sglang_tuning_exporter.collect.follower import Block, FileStatus, LogFollower
-from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.collect.follower import NO_ANSWER, Block, FileStatus, LogFollower
+from sglang_tuning_exporter.config import Config, files
 from sglang_tuning_exporter.core import inputs, lines
 from sglang_tuning_exporter.core.events import Event, is_count
 from sglang_tuning_exporter.core.watch import READ_SECONDS, UNKNOWN_AGE, Watch
@@ -32,6 +34,8 @@ FULL_BLOCK_BYTES, YIELD_SECONDS = 128 << 10, 0.0005
 FIRST_READ_SECONDS = 600.0
 # A file that returns within this time continues: during a rotation the name does not exist for a moment.
 FORGET_SECONDS = 600.0
+# A look that gets no answer from its file system for so long: the log is not followed any more, whatever it was at the last look.
+LATE_SECONDS = 30.0
 UNFINISHED_SECONDS = 2.0  # after which arguments that may go on in the next line are taken as they are
 # A server prints local time, mostly without a zone: the last lines of its file say what to add.
 LOOK_BACK_BYTES = 64 << 10
@@ -60,7 +64,9 @@ class Logbook:
     ) -> None:
         self._watch, self._lock, self._clock = watch, lock, clock
         flags.releases()  # the table of arguments is read now: at the first start in the log all descriptors may be in use
-        self.files: list[FileStatus] = []
+        self._files: list[FileStatus] = []  # at the last look
+        # When the present look began, or last read a block; None between two looks.
+        self._looks_since: float | None = None
         self.dropped_lines = self.files_lost = 0  # of the files followed now and before
         self.last_line_at: float | None = None  # unix seconds
         self._readers: dict[str, lines.Reader] = {}
@@ -69,17 +75,24 @@ class Logbook:
         self._state_file = None if config.state_file is None else StateFile(config.state_file)
         saved = self._state_file.load() if self._state_file is not None and self._state_file.acquire() else {}
         positions = saved.get("positions")
-        self._follower = LogFollower(
-            config.log_file,
-            stdin=stdin,
-            from_start=config.from_start,
-            positions=positions if isinstance(positions, dict) else None,
-            clock=clock,
-        )
-        self._counted_up_to = self._follower.positions()  # after the last counted block; `positions()` may be ahead
+        self._patterns = config.log_file
+        # What was read and counted; the follower's own `positions()` may be a block ahead.
+        self._counted_up_to: dict[str, object] = positions if isinstance(positions, dict) else {}
+        self._follower: LogFollower | None = None
+        self._opening = files.begin(
+            ("log", id(self)),
+            partial(
+                LogFollower,
+                config.log_file,
+                stdin=stdin,
+                from_start=config.from_start,
+                positions=self._counted_up_to,
+                clock=clock,
+            ),
+        )[1]
         self._logged_problem = ""
         self._logged_left_out = 0
-        self.left_out = self._follower.left_out
+        self.left_out = 0
         self._saved_counters: object = None  # counters of the last save; None: not saved yet
         self._catching_up = True  # until all lines that existed at the start have been read
         self._behind_since: float | None = None  # end of the first poll, if it did not read all of them
@@ -90,6 +103,29 @@ class Logbook:
         if "watch" in saved:
             watch.restore(saved["watch"], clock(), _age(saved.get("at")))
         self._log_problem()
+        with suppress(NoAnswerError):  # then the first look waits for it
+            self._opened(files.SECONDS)
+
+    def _opened(self, seconds: float | None = None) -> LogFollower:
+        """Return the follower, which has opened its files. Raise `NoAnswerError` where their file system takes longer than so many seconds."""
+        if self._follower is None:
+            self._follower = self._opening.result(seconds)
+            self._counted_up_to = self._follower.positions()
+            self.left_out = self._follower.left_out
+        return self._follower
+
+    @property
+    def files(self) -> list[FileStatus]:
+        """What is followed, as at the last look; where the present one gets no answer, each file says so."""
+        if not self.is_late(LATE_SECONDS):
+            return self._files
+        known = self._files or [FileStatus(pattern, "", 0, 0) for pattern in self._patterns]
+        return [replace(status, reason=NO_ANSWER) for status in known]
+
+    def is_late(self, seconds: float) -> bool:
+        """Whether the present look has got no answer from a file system for so long."""
+        since = self._looks_since
+        return since is not None and self._clock() - since >= seconds
 
     @property
     def state_file_problem(self) -> str | None:
@@ -101,10 +137,18 @@ class Logbook:
 
         If `stopping()` is True, return after the current block.
         """
+        self._looks_since = self._clock()
+        try:
+            return self._look(stopping)
+        finally:
+            self._looks_since = None
+
+    def _look(self, stopping: Callable[[], bool]) -> bool:
         size, begun = 0, self._clock()
-        for block in self._follower.poll():
+        for block in self._opened().poll():
             size += len(block.data)
             self._read(block)
+            self._looks_since = self._clock()
             if stopping():
                 return False
             if len(block.data) >= FULL_BLOCK_BYTES:
@@ -125,11 +169,12 @@ class Logbook:
 
     def _take_status(self) -> None:
         """Note what the files are now, and log what has changed."""
-        statuses = [self._with_unread(status) for status in self._follower.status()]
-        known = {status.path: status for status in self.files}
+        follower = self._opened()
+        statuses = [self._with_unread(status) for status in follower.status()]
+        known = {status.path: status for status in self._files}
         changes = [(known.get(status.path, _NOT_FOLLOWED), status) for status in statuses]
         _log_changes(changes)
-        self.left_out = self._follower.left_out
+        self.left_out = follower.left_out
         if self.left_out > 2 * self._logged_left_out:
             self._logged_left_out = self.left_out
             logger.warning(
@@ -140,7 +185,7 @@ class Logbook:
         with self._lock:
             self.dropped_lines += sum(now.dropped - before.dropped for before, now in changes)
             self.files_lost += sum(now.lost - before.lost for before, now in changes)
-            self.files = statuses
+            self._files = statuses
             if self._saved_counters is None:  # so that what is written from now on is read after a crash
                 self._save(self._clock())
 
@@ -172,7 +217,8 @@ class Logbook:
 
     def close(self) -> None:
         """Close the files."""
-        self._follower.close()
+        if self._follower is not None and self._looks_since is None:  # else a file system that hangs is not waited for
+            self._follower.close()
         if self._state_file is not None:
             self._state_file.release()
 
@@ -254,7 +300,7 @@ class Logbook:
 
     def _forget_gone(self) -> None:
         """Drop the readers of files that do not come back; keep their counts."""
-        now, followed = self._clock(), self._follower.paths()
+        now, followed = self._clock(), self._opened().paths()
         for path in list(self._readers):
             if path in followed:
                 self._gone.pop(path, None)
@@ -276,7 +322,7 @@ class Logbook:
             self._log_problem()
             return
         if moved:
-            self._counted_up_to = self._follower.positions()
+            self._counted_up_to = self._opened().positions()
         is_saved = self._state_file.save(
             {
                 "at": time.time(),

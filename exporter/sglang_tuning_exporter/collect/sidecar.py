@@ -14,15 +14,16 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
+from sglang_tuning_exporter.collect.follower import NO_ANSWER
 from sglang_tuning_exporter.collect.log import Logbook
 from sglang_tuning_exporter.collect.scrape import Client, ScrapeError
 from sglang_tuning_exporter.collect.threads import Threads
-from sglang_tuning_exporter.config import Config
+from sglang_tuning_exporter.config import Config, files
 from sglang_tuning_exporter.core.diagnoses import adapted
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.watch import AWAY, Watch
 from sglang_tuning_exporter.sglang import flags
-from sglang_tuning_exporter.sglang.clean import cleaned
+from sglang_tuning_exporter.sglang.clean import clean, cleaned
 from sglang_tuning_exporter.sglang.metrics import ON_BOARDS, PageReader
 
 # Pause between two polls of the log: while lines come, and when none has come for two seconds. A log that is copied and
@@ -79,7 +80,8 @@ class Sidecar:
         self._stopping = threading.Event()
         self.threads = Threads(self._stopping)
         self._stopped_at = math.inf
-        self._waiting_scrapes: SimpleQueue[Future[None]] = SimpleQueue()  # waiting for the log to be read
+        self._looks: SimpleQueue[Future[None]] = SimpleQueue()  # at the log, that are asked for
+        self._look: Future[None] | None = None  # the one that waits: all who ask meanwhile share it
         self._pages = PageReader(passthrough=config.passthrough, only=ON_BOARDS if config.lean_passthrough else None)
         self.running = False
         self._info_due: float | None = 0.0  # when to ask for `/server_info`; None: it was asked since the last start
@@ -113,9 +115,9 @@ class Sidecar:
     def start(self) -> None:
         """Start the threads."""
         if self.log is not None:
-            # Present lines are history; lines after this point are new.
-            self.threads.attempt("log", self._read_log)
+            # Present lines are history; lines after this point are new. A file system that hangs does not keep the port closed.
             self.threads.start("log", self._follow_log)
+            wait({self._next_look()}, files.SECONDS)
         if self._scraper is not None:
             self._start_scraper()
             self.threads.start("self-scrape", self._self_scrape)
@@ -125,7 +127,7 @@ class Sidecar:
         """End both threads and close the log; current requests are interrupted."""
         self.running = False
         self._stopping.set()
-        self._waiting_scrapes.put(Future())
+        self._looks.put(Future())
         if self._scraper is not None and self._client is not None:
             self._asked_for.put(None)
             self._scraper.end()
@@ -167,10 +169,9 @@ class Sidecar:
 
         The scrape is shared, and has the configured time: how long a caller waits changes nothing for others.
         """
-        read: Future[None] | None = None
-        if self.log is not None and self.running:
-            read = Future()
-            self._waiting_scrapes.put(read)
+        # A look that is late is not waited for.
+        is_read = self.log is not None and self.running and not self.log.is_late(files.SECONDS)
+        read = self._next_look() if is_read else None
         if self._scraper is None:
             return read, None
         self._start_scraper()  # if it is asked before `start`
@@ -179,6 +180,14 @@ class Sidecar:
                 self._asked = Future()
                 self._asked_for.put(self._asked)
             return read, self._asked
+
+    def _next_look(self) -> Future[None]:
+        """Return when the log will have been read as it is now."""
+        with self._asking:
+            if self._look is None:
+                self._look = Future()
+                self._looks.put(self._look)
+            return self._look
 
     def _start_scraper(self) -> None:
         if "scrape" not in self.threads.up:
@@ -208,11 +217,13 @@ class Sidecar:
 
     def _log_trouble(self, now: float) -> str:
         """Return why the log cannot be read, empty if it can."""
-        files = () if self.log is None else self.log.files
-        if not files or any(status.up for status in files):  # another one comes later or has ended
+        followed = () if self.log is None else self.log.files
+        if not followed or any(status.up for status in followed):  # another one comes later or has ended
             self._log_read_at = now
             return ""
-        return files[0].reason
+        if followed[0].reason == NO_ANSWER and self.watch.log_trouble != NO_ANSWER:
+            logger.warning("log %s: %s", clean(followed[0].path), followed[0].words)
+        return followed[0].reason
 
     @property
     def counts_log(self) -> bool:
@@ -330,13 +341,12 @@ class Sidecar:
         assert self.log is not None
         pause, seen, seen_at = POLL_SECONDS, self.log.last_line_at, time.monotonic()
         while not self._stopping.is_set():
-            waiting = self._wait_for_reader(pause)
+            asked = self._asked_look(pause)
             try:
                 while self._read_log() and not self._stopping.is_set():
                     pass
             finally:
-                for read in waiting:
-                    read.set_result(None)
+                asked.set_result(None)
             if self._scraper is None:
                 self._measure()
             if self.log.last_line_at != seen:
@@ -344,14 +354,15 @@ class Sidecar:
             # Longer and longer after a line: a line of each scrape must not cost twenty polls.
             pause = min(max(POLL_SECONDS, (time.monotonic() - seen_at) / 2), QUIET_POLL_SECONDS)
 
-    def _wait_for_reader(self, seconds: float) -> list[Future[None]]:
-        """Return the callers that wait for the log, after at most `seconds`."""
-        waiting = []
-        with suppress(Empty):
-            waiting.append(self._waiting_scrapes.get(timeout=seconds))
-            while True:
-                waiting.append(self._waiting_scrapes.get_nowait())
-        return waiting
+    def _asked_look(self, seconds: float) -> Future[None]:
+        """Return the look that somebody waits for, after at most `seconds`; else one that nobody does."""
+        try:
+            asked = self._looks.get(timeout=seconds)
+        except Empty:
+            return Future()
+        with self._asking:
+            self._look = None
+        return asked
 
     def _read_log(self) -> bool:
         assert self.log is not None

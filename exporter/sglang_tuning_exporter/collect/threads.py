@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from sglang_tuning_exporter.config.files import NoThreadError
-from sglang_tuning_exporter.config.values import UsageError
 from sglang_tuning_exporter.sglang.clean import clean
 
 PAUSES = (1.0, 2.0, 4.0)  # seconds until a thread is started again, each longer: what fails at once may need time
@@ -31,12 +30,12 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, run: Callable[[], object]) -> None:
-        """Call `run` in a new thread; it returns when `stopping` is set. Raise `UsageError` where this process may start none."""
+        """Call `run` in a new thread; it returns when `stopping` is set. Raise `NoThreadError` where this process may start none."""
         thread = threading.Thread(target=self._keep_running, args=(name, run), name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError:  # then it is not noted as one that runs
-            raise UsageError(f"{NoThreadError().strerror}") from None
+            raise NoThreadError from None
         self.errors[name] += 0
         self.up[name] = True
         self._threads.append(thread)

@@ -40,9 +40,10 @@ class NoThreadError(OSError):
     """This process may not start the thread that would read a file: its own limit, which says nothing about the file."""
 
     def __init__(self) -> None:
-        super().__init__(
-            errno.EAGAIN, "the exporter can start no thread: raise its limit (pids limit, TasksMax=, ulimit -u)"
-        )
+        super().__init__(errno.EAGAIN, str(self))
+
+    def __str__(self) -> str:
+        return "the exporter can start no thread: raise its limit (pids limit, TasksMax=, ulimit -u)"
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
