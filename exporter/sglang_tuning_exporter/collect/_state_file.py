@@ -169,14 +169,15 @@ def _opened(name: str, directory: int) -> Iterator[IO[bytes]]:
 
 
 def _check_kind(name: str, found: os.stat_result, *, is_lock: bool = False) -> None:
-    if stat.S_ISLNK(found.st_mode):
-        raise OSError(errno.ELOOP, f"{name} is a symbolic link")
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(0, f"{name} is not a regular file")
-    if found.st_uid != os.geteuid():
-        raise OSError(0, f"{name} belongs to another user")
-    if is_lock and found.st_size:
-        raise OSError(0, f"{name} is not empty, so it is no lock of an exporter")
+    problems = {
+        "is a symbolic link": stat.S_ISLNK(found.st_mode),
+        "is not a regular file": not stat.S_ISREG(found.st_mode),
+        "belongs to another user": found.st_uid != os.geteuid(),
+        "is not empty, so it is no lock of an exporter": is_lock and found.st_size,
+    }
+    for words, is_there in problems.items():
+        if is_there:
+            raise OSError(errno.ELOOP if stat.S_ISLNK(found.st_mode) else 0, f"{name} {words}")
 
 
 def _locked(name: str, directory: int) -> int:

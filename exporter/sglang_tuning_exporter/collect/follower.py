@@ -52,6 +52,11 @@ _OTHER_KINDS = (
     (stat.S_ISBLK, "is a device"),
     (stat.S_ISSOCK, "is a socket"),
 )
+_REASONS: tuple[tuple[tuple[type[OSError], ...], str], ...] = (
+    ((FileNotFoundError, NotADirectoryError), "missing"),
+    ((PermissionError,), "permission denied"),
+    ((IsADirectoryError,), "is a directory"),
+)
 _GONE = ("missing", *(words for _, words in _OTHER_KINDS))  # after other errors the same file may come back
 
 
@@ -87,6 +92,84 @@ class FileStatus:
         """Whether it is followed, if not why, and the remedy."""
         remedy = _REMEDIES.get(self.reason.partition(":")[0])
         return f"{self.reason}; {remedy}" if remedy else self.reason or "following"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The known files of a log, oldest first, and those beside the log that they are now."""
+
+    marks: Sequence[Mark]
+    closed: int  # how many of them this process has closed: the first ones
+    open: Mapping[int, LogFile]  # by the index of their marks: those that it reads
+    beside: Sequence[RotatedFile]
+    found: Mapping[
+        int, int
+    ]  # by the index of a mark: the index of its file; one beyond `beside` is the file with the log's name
+    following: LogFile | None  # that one
+    former: LogFile | None  # what was read of it before it was rewritten
+    is_resumed: bool  # some are of an earlier process
+
+    @property
+    def newest(self) -> Mark:
+        return self.marks[-1]
+
+    @property
+    def last(self) -> int:
+        """The index of the newest mark."""
+        return len(self.marks) - 1
+
+    @property
+    def at_name(self) -> int | None:
+        """The index of the mark of the file with the log's name; None where that one is not known."""
+        return next((at for at, to in self.found.items() if to == len(self.beside)), None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the file with the name is the newest known one, so that there is no later one."""
+        return self.at_name == self.last and self.newest.head_bytes >= SURE_BYTES
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the file with the name was copied and truncated, so that a line may begin in the copy and end here."""
+        return self.former is not None or (
+            self.is_resumed
+            and not self.is_over
+            and self.following is not None
+            and self.newest.is_same_file(self.following.fd)
+        )
+
+    def gone(self) -> Iterator[tuple[int, Mark]]:
+        """Yield the marks whose files have no name any more, each with its index."""
+        for at, mark in enumerate(self.marks):
+            if at not in self.found and (at not in self.open or self.open[at].is_deleted()):
+                yield at, mark
+
+    def later(self, *, is_far: bool) -> set[int]:
+        """Return the files beside the log that were written after the known ones."""
+        is_by_hand = (
+            self.former is not None and bool(self.newest.head_bytes) and self.last not in self.found and not is_far
+        )
+        return set() if self.is_over or is_by_hand else _later(self.beside, self.found, self.newest)
+
+    def unread(self, later: set[int], keys: set[Key]) -> list[tuple[RotatedFile, int | None]]:
+        """Return the files to open, each with the index of its mark: the `later` ones, and known ones that are not read to their end.
+
+        Neither one that is open, with one of these `keys`, nor the compressed copy of one, nor one of another time.
+        """
+        at_file = {to: at for at, to in self.found.items()}
+        places = [(to, place, at_file.get(to)) for to, place in enumerate(self.beside) if place.key not in keys]
+        return [(place, at) for to, place, at in places if at not in self.open and self._is_due(to, at, later)]
+
+    def _is_due(self, to: int, at: int | None, later: set[int]) -> bool:
+        if at is None:
+            return to in later
+        return at >= self.closed or self.marks[at].is_shorter(self.beside[to])
+
+    def finished(self, unread: Sequence[tuple[RotatedFile, int | None]]) -> list[Mark]:
+        """Return the marks of files that are there and not read on; the last one that was closed stays in any case."""
+        goes_on = {self.at_name, *self.open, *(at for _, at in unread)}
+        kept = {*self.found, self.closed - 1} - goes_on
+        return [mark for at, mark in enumerate(self.marks) if at in kept]
 
 
 @dataclass(slots=True)
@@ -151,10 +234,7 @@ class Log:
             if may_rewind:
                 self._check_rewritten(file)
             if not file.rewritten:
-                begins = not file.has_lines
-                for data in filter(None, self._read(file, now)):
-                    yield Block(self.path, data, begins=begins)
-                    begins = False
+                yield from self._blocks(file, now)
             if file.rewritten and may_rewind:
                 before, may_rewind = set(map(id, self.files)), False
                 self._reread(file, now)
@@ -164,6 +244,12 @@ class Log:
         for file in [each for each in self.files if each.at_end]:
             if rest := self._close_quiet(file, now):
                 yield Block(self.path, rest)
+
+    def _blocks(self, file: LogFile, now: float) -> Iterator[Block]:
+        begins = not file.has_lines
+        for data in filter(None, self._read(file, now)):
+            yield Block(self.path, data, begins=begins)
+            begins = False
 
     def arrange(
         self, following: LogFile | None, now: float, saved: Sequence[Mark] = (), former: LogFile | None = None
@@ -175,61 +261,62 @@ class Log:
         """
         for file in self.files:
             file.note_start()
-        closed, before = len(self.finished), list(self.files)
-        held = dict(enumerate((file for file in before if file.is_regular), closed))  # by the index of its mark
-        marks = [*self.finished, *(file.mark_of_read() for file in held.values()), *saved]
-        marks += [] if former is None else [former.mark_of_read()]
-        if not marks:
+        known, before = self._look_up(following, saved, former), list(self.files)
+        if not known.marks:
             return
-        newest, last = marks[-1], len(marks) - 1
-        beside = [file for file in rotated_files(self.path, marks) if following is None or file.key != following.key]
-        found = assign(marks, beside if following is None else [*beside, following.as_found()])
-        at_file = {to: at for at, to in found.items()}
-        at_name = at_file.get(len(beside))
-        if following is not None and at_name is not None:
-            following.continue_at(marks[at_name].position)
-        # `is_far`: whole files may have been created and deleted since the last look. `is_over`: the file with the name is the newest known
-        # one. `is_copied`: it was copied and truncated, so that a line may begin in the copy and end here.
+        if following is not None and known.at_name is not None:
+            following.continue_at(known.marks[known.at_name].position)
+        # Whole files may have been created and deleted since the last look.
         is_far = now - self.polled_at >= _FAR_APART_SECONDS or bool(saved)
-        is_over = at_name == last and newest.head_bytes >= SURE_BYTES
-        is_copied = former is not None or (
-            bool(saved) and not is_over and following is not None and newest.is_same_file(following.fd)
-        )
-        gone = [at for at in range(len(marks)) if at not in found and (at not in held or held[at].is_deleted())]
-        self._count_gone(marks, gone, range(closed, closed + len(held)), is_far=is_far)
-        is_by_hand = former is not None and bool(newest.head_bytes) and last not in found and not is_far
-        later = set() if is_over or is_by_hand else _later(beside, found, newest)
-        self._count_missing(beside, found, later)
-        todo = [
-            (place, at)
-            for to, place in enumerate(beside)
-            # Neither one that is open, nor the compressed copy of one, nor one of another time.
-            if all(file.key != place.key for file in before)
-            and (at := at_file.get(to)) not in held
-            and (to in later if at is None else at >= closed or marks[at].is_shorter(place))
-        ]
-        for place, at in todo:
-            joined = is_copied and (at is None or at == last)
-            made = self._open(place, now, None if at is None else marks[at], joined=joined)
-            if made is not None and at == last and former is not None:
-                made.take_over(former)
-            if made is not None and not saved:
-                made.look_back_from = 0  # this process has read what it says
-        kept = {at for at, mark in enumerate(marks) if at in found or at == closed - 1}
-        self.finished = [marks[at] for at in sorted(kept - {at_name, *held, *(at for _, at in todo)})]
-        if following is not None and former is not None and last not in found and former.size > former.position:
+        self._count_gone(known, is_far=is_far)
+        later = known.later(is_far=is_far)
+        self._count_missing(known.beside, known.found, later)
+        unread = known.unread(later, {file.key for file in before})
+        for place, at in unread:
+            self._open_known(place, at, known, now)
+        self.finished = known.finished(unread)
+        self._join_lines(known, before)
+
+    def _look_up(self, following: LogFile | None, saved: Sequence[Mark], former: LogFile | None) -> _Known:
+        """Return the known files, and those beside the log that they are now."""
+        regular, closed = [file for file in self.files if file.is_regular], len(self.finished)
+        marks = [*self.finished, *(file.mark_of_read() for file in regular), *saved]
+        marks += [] if former is None else [former.mark_of_read()]
+        beside = rotated_files(self.path, marks) if marks else []
+        beside = [file for file in beside if following is None or file.key != following.key]
+        found = assign(marks, beside if following is None else [*beside, following.as_found()])
+        opened = dict(enumerate(regular, closed))
+        return _Known(marks, closed, opened, beside, found, following, former, bool(saved))
+
+    def _open_known(self, place: RotatedFile, at: int | None, known: _Known, now: float) -> None:
+        """Open a file beside the log: the known one with this index, or a later one."""
+        joined = known.is_copied and at in (None, known.last)
+        made = self._open(place, now, None if at is None else known.marks[at], joined=joined)
+        if made is not None and at == known.last and known.former is not None:
+            made.take_over(known.former)
+        if made is not None and not known.is_resumed:
+            made.look_back_from = 0  # this process has read what it says
+
+    def _join_lines(self, known: _Known, before: Sequence[LogFile]) -> None:
+        """Let a line that begins in a copy go on in the file after it."""
+        following, former = known.following, known.former
+        if (
+            following is not None
+            and former is not None
+            and known.last not in known.found
+            and former.size > former.position
+        ):
             following.lines = Lines(self.limit, self.counts)  # the rest of the incomplete line is gone
-        for file, after in itertools.pairwise([*self.files, *(() if following is None else (following,))]):
+        for file, after in itertools.pairwise([*self.files, *([] if following is None else [following])]):
             if file.joined and after not in before:
                 after.lines = file.lines
 
-    def _count_gone(self, marks: Sequence[Mark], gone: Sequence[int], held: range, *, is_far: bool) -> None:
+    def _count_gone(self, known: _Known, *, is_far: bool) -> None:
         """Count the known files that are gone, and that were not read to their end or may have had a successor."""
-        with_text = max((at for at, mark in enumerate(marks) if mark.size), default=0)
-        for at in gone:
-            mark = marks[at]
+        with_text = max((at for at, mark in enumerate(known.marks) if mark.size), default=0)
+        for at, mark in known.gone():
             is_nothing = not mark.inode and not mark.head_bytes  # a log without text that was rewritten
-            is_unread = at >= held.stop and (mark.size > mark.position or mark.joined)
+            is_unread = at >= known.closed + len(known.open) and (mark.size > mark.position or mark.joined)
             if not is_nothing and (is_unread or (is_far and at >= with_text)):
                 self._count_lost(f"a file that was read to byte {mark.position} is gone or was changed")
 
@@ -312,25 +399,24 @@ class Log:
 
     def _close_quiet(self, file: LogFile, now: float) -> bytes:
         """Close a file that was read to its end and has had its time; return its last incomplete line."""
-        later = self.files[self.files.index(file) + 1 :]
-        if file.joined:
-            if file is not self.files[0] or (not file.is_complete and not any(each.has_lines for each in later)):
-                return b""  # a restart would have to read its incomplete line again, or that of an earlier copy
-        elif file.gone_at is None:
+        if not self._has_had_its_time(file, now):
             return b""
-        else:
-            deleted, quiet_seconds = file.is_deleted(), LINGER_SECONDS
-            if file is self.current:
-                if not deleted and not self.is_glob_match:
-                    return b""  # renamed without a successor: the writer still uses it
-                quiet_seconds = DELETED_SECONDS
-            elif later and not deleted and not any(each.has_text() for each in later):
-                return b""  # the new file exists, but nobody has written to it yet
-            if now - max(file.gone_at, file.grown_at) < quiet_seconds:
-                return b""
         if file is self.current:
             self.leave(now)
         return (b"" if file.joined else file.flush()) + self._close(file)
+
+    def _has_had_its_time(self, file: LogFile, now: float) -> bool:
+        later = self.files[self.files.index(file) + 1 :]
+        if file.joined:  # else a restart would have to read its incomplete line again, or that of an earlier copy
+            return file is self.files[0] and (file.is_complete or any(each.has_lines for each in later))
+        if file.gone_at is None:
+            return False
+        if file is self.current:  # renamed without a successor, the writer still uses it
+            is_left, seconds = file.is_deleted() or self.is_glob_match, DELETED_SECONDS
+        else:  # the new file may exist, and nobody have written to it yet
+            is_left = not later or file.is_deleted() or any(each.has_text() for each in later)
+            seconds = LINGER_SECONDS
+        return is_left and now - max(file.gone_at, file.grown_at) >= seconds
 
     def _count_lost(self, what: str) -> None:
         self.counts["lost"] += 1
@@ -398,6 +484,10 @@ class LogFollower:
         now = clock()
         self._expand(now, at_start=True)
         self._check_names(now)
+        self._go_on_without_names(now)
+
+    def _go_on_without_names(self, now: float) -> None:
+        """Go on in the rotated files of logs that have none with their name at the start."""
         for log in self._logs.values():
             marks = self._saved_of(log)
             if marks and log.current is None and not log.is_alias and not log.files:
@@ -473,13 +563,7 @@ class LogFollower:
         most = max(len(ordered) - max(self._most - len(listed), 0), 0)
         self._resting = {path: log for path, log in self._resting.items() if path in globbed}
         for path in ordered[:most]:
-            if path in self._logs and self._logs[path].rest():
-                self._resting[path] = self._logs.pop(path)
-            elif path not in self._logs and at_start:
-                log = self._resting[path] = Log(path, self._matched[path], self._limit, at_start)
-                log.finished, status = self._saved_of(log), globbed[path]
-                if not self._reads_all(log):
-                    log.unopened_at_start = (status.st_dev, status.st_ino), status.st_size
+            self._rest(path, globbed[path], at_start=at_start)
         for path in [*listed, *ordered[most:]]:
             if path not in self._logs:
                 fresh = Log(path, self._matched[path], self._limit, at_start)
@@ -487,6 +571,16 @@ class LogFollower:
                 self._logs[path].polled_at = now
         self.left_out = len(globbed.keys() - self._logs.keys())
         self._next_glob = now + max(_GLOB_SECONDS, _GLOB_REST * (time.thread_time() - begin))
+
+    def _rest(self, path: str, status: os.stat_result, *, at_start: bool) -> None:
+        """Follow a file no more, or not yet: others were written later."""
+        if path in self._logs and self._logs[path].rest():
+            self._resting[path] = self._logs.pop(path)
+        elif path not in self._logs and at_start:
+            log = self._resting[path] = Log(path, self._matched[path], self._limit, at_start)
+            log.finished = self._saved_of(log)
+            if not self._reads_all(log):
+                log.unopened_at_start = (status.st_dev, status.st_ino), status.st_size
 
     def _found(self) -> dict[str, str]:
         """Return the pattern of every path that is listed or matched."""
@@ -527,23 +621,30 @@ class LogFollower:
         """Take note of the file that has the log's name now, or that none has."""
         log.is_alias = found is not None and log.owners[found[0]] != log.path
         if found is None:
-            log.existed_at_start = log.existed_at_start and log.reason == "permission denied"
-            if not log.files and log.is_glob_match and log.path not in self._matched:
-                del self._logs[log.path]
-            elif log.current is not None and log.current.gone_at is None and log.reason in _GONE:
-                log.current.gone_at = now
-                log.arrange(None, now)
+            self._miss_name(log, now)
         elif log.current is not None and log.current.key == found[0] and not log.is_alias:
             log.current.gone_at = None
         else:
-            log.has_changed()  # from now on
-            file = None if log.is_alias else self._taken(log, found[0]) or self._open(log, *found, now)
-            if log.current is not None and (log.is_alias or file is not None):
-                log.leave(now)
-                self._next_glob = now  # its new name may match a pattern
-            if file is not None:
-                log.files.append(file)
-                log.current, log.existed_at_start = file, False
+            self._take_name(log, found, now)
+
+    def _miss_name(self, log: Log, now: float) -> None:
+        log.existed_at_start = log.existed_at_start and log.reason == "permission denied"
+        if not log.files and log.is_glob_match and log.path not in self._matched:
+            del self._logs[log.path]
+        elif log.current is not None and log.current.gone_at is None and log.reason in _GONE:
+            log.current.gone_at = now
+            log.arrange(None, now)
+
+    def _take_name(self, log: Log, found: tuple[Key, int], now: float) -> None:
+        """Follow the file that has the name now."""
+        log.has_changed()  # from now on
+        file = None if log.is_alias else self._taken(log, found[0]) or self._open(log, *found, now)
+        if log.current is not None and (log.is_alias or file is not None):
+            log.leave(now)
+            self._next_glob = now  # its new name may match a pattern
+        if file is not None:
+            log.files.append(file)
+            log.current, log.existed_at_start = file, False
 
     def _taken(self, log: Log, key: Key) -> LogFile | None:
         """Return the file if it was followed under another name: it was renamed to this one, or back."""
@@ -634,15 +735,18 @@ def assign(marks: Sequence[Mark], files: Sequence[RotatedFile]) -> dict[int, int
     found: dict[int, int] = {}
     for by_key in (True, False):
         for at, mark in enumerate(marks):
-            if at not in found:
-                # A copy is in the order of the others.
-                low = max((index for before, index in found.items() if before < at), default=-1)
-                free = (index for index in range(len(files)) if index not in found.values())
-                alike = (index for index in free if (mark.has_key(files[index].key) if by_key else index > low))
-                index = next((index for index in alike if _fits(mark, files[index])), None)
-                if index is not None:
-                    found[at] = index
+            to = None if at in found else _place_of(at, mark, files, found, by_key=by_key)
+            found |= {} if to is None else {at: to}
     return found
+
+
+def _place_of(
+    at: int, mark: Mark, files: Sequence[RotatedFile], found: Mapping[int, int], *, by_key: bool
+) -> int | None:
+    # A copy is in the order of the others.
+    low = -1 if by_key else max((to for before, to in found.items() if before < at), default=-1)
+    free = [to for to in range(low + 1, len(files)) if to not in found.values()]
+    return next((to for to in free if (not by_key or mark.has_key(files[to].key)) and _fits(mark, files[to])), None)
 
 
 def _fits(mark: Mark, file: RotatedFile) -> bool:
@@ -671,13 +775,8 @@ def _reported(log: Log) -> Iterator[None]:
 
 def reason_of(error: OSError) -> str:
     """Return in a few words why a path cannot be read."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "missing"
-    if isinstance(error, PermissionError):
-        return "permission denied"
-    if isinstance(error, IsADirectoryError):
-        return "is a directory"
-    return f"unreadable: {error.strerror or error}"
+    words = (words for kinds, words in _REASONS if isinstance(error, kinds))
+    return next(words, f"unreadable: {error.strerror or error}")
 
 
 def _stat_of(path: str) -> tuple[str, os.stat_result | None]:

@@ -40,15 +40,13 @@ class Threads:
         self.up[name] = True
         self._threads.append(thread)
 
-    def attempt(self, name: str, run: Callable[[], object]) -> bool:
-        """Call `run` in this thread; False after an error, which is logged in one line with its place, and counted."""
+    def attempt(self, name: str, run: Callable[[], object]) -> None:
+        """Call `run` in this thread; an error is logged in one line with its place, and counted."""
         try:
             run()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other threads and the pages go on
             self.errors[name] += 1
             logger.error("%s thread: unexpected error, please report it: %s", name, described(error))  # noqa: TRY400 - one line: a traceback does not help an operator
-            return False
-        return True
 
     def join(self, until: float) -> bool:
         """Wait for all threads until this monotonic time; return False if one still runs."""
