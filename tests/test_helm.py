@@ -50,6 +50,7 @@ def test_without_an_address_the_exporter_is_a_sidecar_that_reads_sglangs_log() -
     assert environment(exporter) == {
         "SGLANG_TUNING_SGLANG_URL": "http://127.0.0.1:30000",
         "SGLANG_TUNING_LOG_FILE": "/var/log/sglang/server.log",
+        "SGLANG_TUNING_STATE_FILE": "/var/lib/sglang-tuning/state.json",
         "SGLANG_TUNING_PROFILE": "online",
     }
     assert ">> /var/log/sglang/server.log 2>&1" in sglang["args"][0]
@@ -78,7 +79,78 @@ def test_the_chart_confines_the_exporter_which_never_stops_the_server(
     assert exporter["securityContext"] == other["securityContext"]
     assert exporter["livenessProbe"] == other["livenessProbe"]
     assert "readinessProbe" not in exporter
-    assert all(mount.get("readOnly") or mount["name"] == "tmp" for mount in exporter["volumeMounts"])
+    assert all(mount.get("readOnly") or mount["name"] in {"tmp", "state"} for mount in exporter["volumeMounts"])
+
+
+CLOSED = ("webConfig.secrets={tuning-web,tuning-tls}", "apiKey.secret=sglang", "apiKey.key=token")
+
+
+@pytest.mark.parametrize("settings", [(), ("sglangUrl=http://chat:30000",)], ids=["sidecar", "alone"])
+def test_passwords_certificates_and_the_key_come_from_secrets_that_exist(settings: tuple[str, ...]) -> None:
+    manifests = rendered(*settings, *CLOSED)
+    exporter = containers(manifests)["exporter"]
+    volumes = {each["name"]: each for each in manifests["Deployment"]["spec"]["template"]["spec"]["volumes"]}
+    mounts = {each["mountPath"]: each for each in exporter["volumeMounts"]}
+    for name, path in (
+        ("WEB_CONFIG", "/etc/sglang-tuning/web/web.yml"),
+        ("API_KEY_FILE", "/etc/sglang-tuning/key/token"),
+    ):
+        assert environment(exporter)[f"SGLANG_TUNING_{name}"] == path
+        mount = mounts[path.rpartition("/")[0]]
+        assert mount["readOnly"] is True
+        assert "subPath" not in mount, "a secret that changes would not arrive"
+    assert [each["secret"]["name"] for each in volumes["web-config"]["projected"]["sources"]] == [
+        "tuning-web",
+        "tuning-tls",
+    ]
+    assert volumes["api-key"]["secret"]["secretName"] == "sglang"
+    # As in the image: a probe by HTTP would need the password, and restart the pod for ever.
+    assert exporter["livenessProbe"]["exec"]["command"] == ["python", "-m", "sglang_tuning_exporter.serve.probe"]
+
+
+def test_counters_outlive_the_exporter_beside_a_server_in_the_volume_that_is_given() -> None:
+    volumes = rendered()["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "state", "emptyDir": {}} in volumes
+    claim = "stateVolume.persistentVolumeClaim.claimName=tuning"
+    volumes = rendered(claim, "stateVolume.emptyDir=null")["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "state", "persistentVolumeClaim": {"claimName": "tuning"}} in volumes
+
+
+PEER = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring"
+
+
+def test_only_those_who_are_named_reach_the_exporter_and_the_server_stays_open() -> None:
+    assert "NetworkPolicy" not in rendered()
+    policy = rendered("networkPolicy.enabled=true", PEER)["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [
+        {
+            "ports": [{"port": "tuning-metrics"}],
+            "from": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}],
+        },
+        {"ports": [{"port": "http"}]},
+    ]
+    alone = rendered("networkPolicy.enabled=true", PEER, "sglangUrl=http://chat:30000")["NetworkPolicy"]["spec"]
+    assert alone["ingress"] == policy["ingress"][:1]
+
+
+def test_a_network_policy_that_names_nobody_would_let_everybody_in_and_is_refused() -> None:
+    assert HELM is not None
+    command = [HELM, "template", "chat", str(CHART), "--set", "networkPolicy.enabled=true"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode != 0
+    assert "networkPolicy.from: name who may reach the exporter" in ran.stderr
+
+
+def test_prometheus_is_told_how_to_reach_an_exporter_that_is_closed() -> None:
+    more = ("serviceMonitor.endpoint.scheme=https", "serviceMonitor.endpoint.basicAuth.username.name=tuning-scrape")
+    [endpoint] = rendered(ALL, *more)["ServiceMonitor"]["spec"]["endpoints"]
+    assert endpoint == {
+        "port": "tuning-metrics",
+        "interval": "10s",
+        "scheme": "https",
+        "basicAuth": {"username": {"name": "tuning-scrape"}},
+    }
 
 
 def test_rules_and_boards_are_the_generated_ones() -> None:
