@@ -16,7 +16,7 @@ from sglang_tuning_exporter.mixin.native import FILE
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / FILE).read_text(encoding="utf-8")
 [GROUP] = yaml.safe_load(TEXT)["groups"]
-RULES: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in GROUP["rules"]}
+RULES: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in GROUP["rules"] if "alert" in rule}
 TARGET = 'job="sglang", instance="gpu1:30000"'
 MODEL = 'engine_type="unified", model_name="m"'
 RANK0, RANK1 = (f'{TARGET}, {MODEL}, moe_ep_rank="0", pp_rank="0", tp_rank="{rank}"' for rank in (0, 1))
@@ -155,6 +155,31 @@ def test_a_server_of_another_cluster_at_the_same_address_has_its_own_alert(tmp_p
     }
     [only] = fired(ROOT / FILE, series, ["SGLangQueueWait"], tmp_path, "27m")["SGLangQueueWait"]
     assert only.labels["cluster"] == "a"
+
+
+def test_no_alert_waits_in_the_memory_of_a_prometheus_that_may_restart() -> None:
+    assert [name for name, rule in RULES.items() if {"for", "keep_firing_for"} & set(rule)] == []
+
+
+@pytest.mark.parametrize("name", sorted(RULES.keys() - {"SGLangDown", "SGLangStalled"}))
+def test_an_alert_asks_for_a_figure_that_was_beyond_its_limit_before(name: str) -> None:
+    [place] = [place for place, rule in enumerate(GROUP["rules"]) if rule.get("alert") == name]
+    record = GROUP["rules"][place - 1]["record"]  # evaluated just before it
+    present, wait, before = RULES[name]["expr"].split("\nand ")
+    limit = present.removeprefix(record)
+    assert re.fullmatch(r" [<>] [\d.]+", limit)
+    assert wait == f"{'min' if '>' in limit else 'max'}_over_time({record}[5m]){limit}"
+    assert before == f"last_over_time({record}[5m] offset 5m){limit}"
+
+
+def test_an_alert_begins_after_its_wait_and_goes_on_over_minutes_without_samples(tmp_path: Path) -> None:
+    def fires(series: dict[str, str], minute: int) -> bool:
+        return bool(fired(ROOT / FILE, series, ["SGLangQueueWait"], tmp_path, f"{minute}m")["SGLangQueueWait"])
+
+    story = busy(queued=300)
+    assert [fires(story, minute) for minute in (3, 5, 12)] == [False, False, True]
+    gap = {name: f"{values} _x3 {values}" for name, values in story.items()}
+    assert all(fires(gap, minute) for minute in range(28, 38))
 
 
 def test_its_limits_are_those_of_the_table() -> None:

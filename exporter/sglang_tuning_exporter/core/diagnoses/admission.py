@@ -452,7 +452,8 @@ ADMISSION_TOO_CONSERVATIVE = limit(
     native=Native(
         alert="SGLangKVCacheUnderused",
         expr=f"avg_over_time((\n  ({is_so('num_queue_reqs', '> bool 0')})\n"
-        f"  * ({is_so('(full_)?token_usage', f'< bool {DEFAULT.token_usage_target:g}')})\n)[10m:30s]) > {DEFAULT.frequent_share:g}",
+        f"  * ({is_so('(full_)?token_usage', f'< bool {DEFAULT.token_usage_target:g}')})\n)[10m:30s])",
+        limit=f"> {DEFAULT.frequent_share:g}",
         seen=f"{{value}} of the time requests waited and token usage was below {DEFAULT.token_usage_target:g}",
     ),
 )

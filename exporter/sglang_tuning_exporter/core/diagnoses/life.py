@@ -172,11 +172,11 @@ SCHEDULER_STUCK = Diagnosis(
     native=Native(
         alert="SGLangStalled",
         expr=f"min_over_time({total(series('num_(running|queue)_reqs'))}[5m:30s]) > 0\n"
+        f"and {total(series('num_(running|queue)_reqs') + ' offset 5m')} > 0\n"
         f"and {by_server('sum', _increase('time_to_first_token_seconds_count'))} == 0\n"
         f"unless {by_server('sum', _increase('inter_token_latency_seconds_count'))} > 0\n"
         f"unless {by_server('sum', _increase('realtime_tokens_total'))} > 0",
         seen="requests run or wait, and no token has come for 5 minutes",
-        wait="1m",
     ),
 )
 
@@ -244,9 +244,9 @@ SERVER_DOWN = Diagnosis(
     shade=1,
     native=Native(
         alert="SGLangDown",
-        expr=f"up == 0 and max_over_time(up[5m]) == 0\nand on (job, instance) last_over_time({series('num_running_reqs')}[1h])",
-        seen="no scrape of its /metrics has succeeded for 5 minutes",
-        wait="2m",
+        expr="up == 0 and max_over_time(up[7m]) == 0 and last_over_time(up[5m] offset 4m) == 0\n"
+        f"and on (job, instance) last_over_time({series('num_running_reqs')}[1h])",
+        seen="no scrape of its /metrics has succeeded for 7 minutes",
     ),
 )
 

@@ -462,7 +462,8 @@ MEMORY_RESERVE_TOO_SMALL = limit(
     shade=1,
     native=Native(
         alert="SGLangMemoryLeftTooSmall",
-        expr=f"{by_server('min', series('startup_available_gpu_memory_gb'))} < {DEFAULT.reserve_lower_gb:g}",
+        expr=f"{by_server('min', series('startup_available_gpu_memory_gb'))}",
+        limit=f"< {DEFAULT.reserve_lower_gb:g}",
         seen=f"{{value}} GB were free on the GPU after the start, less than {DEFAULT.reserve_lower_gb:g}",
         form='printf "%.1f"',
     ),
@@ -492,7 +493,8 @@ MEMORY_RESERVE_TOO_LARGE = hint(
     lends=((FRACTION, "raise"),),
     native=Native(
         alert="SGLangMemoryLeftTooLarge",
-        expr=f"{by_server('min', series('startup_available_gpu_memory_gb'))} > {DEFAULT.reserve_upper_gb:g}",
+        expr=f"{by_server('min', series('startup_available_gpu_memory_gb'))}",
+        limit=f"> {DEFAULT.reserve_upper_gb:g}",
         seen=f"{{value}} GB were free on the GPU after the start, more than {DEFAULT.reserve_upper_gb:g}",
         form='printf "%.1f"',
     ),

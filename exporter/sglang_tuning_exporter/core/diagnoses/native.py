@@ -5,6 +5,7 @@ SGLang names its series `sglang:…`; agents that send them elsewhere write `sgl
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 # Servers that are scraped as one job of one namespace of one cluster.
@@ -16,14 +17,35 @@ _RANKS = "tp_rank, pp_rank, moe_ep_rank, priority"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Native:
-    """A rule over SGLang's own series, with the limits of the default profile. `{value}` in `seen` is the figure."""
+    """A rule over SGLang's own series, with the limits of the default profile. `{value}` in `seen` is the figure.
+
+    A figure with a `limit`, such as `> 0.5`, is recorded, and must have been beyond it for five minutes. What waits in Prometheus's memory
+    (`for`) begins anew when it restarts; recorded samples do not.
+    """
 
     alert: str
     expr: str
     seen: str
+    limit: str = ""
     form: str = "humanizePercentage"
-    wait: str = "5m"
     also: str = ""  # what the diagnosis's flag does not do alone
+
+    @property
+    def record(self) -> str:
+        """The name of the recorded figure, such as `sglang_native:queue_wait`; empty for a rule without a limit."""
+        words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]+", self.alert.removeprefix("SGLang"))
+        return f"sglang_native:{'_'.join(words).lower()}" if self.limit else ""
+
+    @property
+    def condition(self) -> str:
+        """The expression of the alert."""
+        if not self.limit:
+            return self.expr
+        name, nearest = self.record, "min" if self.limit.startswith(">") else "max"
+        return (
+            f"{name} {self.limit}\nand {nearest}_over_time({name}[5m]) {self.limit}\n"
+            f"and last_over_time({name}[5m] offset 5m) {self.limit}"
+        )
 
 
 def series(name: str, labels: str = "") -> str:

@@ -158,7 +158,8 @@ RETRACTING_TOO_OFTEN = limit(
     shade=2,
     native=Native(
         alert="SGLangRetracting",
-        expr=f"{total(_RETRACTED)} / 10 > {DEFAULT.retractions_per_minute:g}",
+        expr=f"{total(_RETRACTED)} / 10",
+        limit=f"> {DEFAULT.retractions_per_minute:g}",
         seen=f"{{value}} requests/min are retracted, more than {DEFAULT.retractions_per_minute:g}",
         form='printf "%.1f"',
     ),

@@ -395,7 +395,8 @@ def late_rule(alert: str, latency: str, times: float, name: str) -> Native:
     objective = DEFAULT.time_to_first_token_seconds if latency == "time_to_first_token" else DEFAULT.inter_token_seconds
     return Native(
         alert=alert,
-        expr=f"{quantile(1 - share, f'{latency}_seconds')} > {objective:g}",
+        expr=f"{quantile(1 - share, f'{latency}_seconds')}",
+        limit=f"> {objective:g}",
         seen=f"{100 * share:g} % of the {name}, the objective is {objective:g} s",
         form="humanizeDuration",
     )

@@ -79,7 +79,7 @@ def _estimated_wait() -> str:
     queued = total(f"avg_over_time({series('num_queue_reqs')}[5m])")
     started = total(f"rate({series('queue_time_seconds_count')}[5m])")
     older = by_server("sum", f"rate({series('time_to_first_token_seconds_count')}[5m])")
-    return f"{queued}\n/ ({started}\n   or {older})\n> {DEFAULT.queue_wait_seconds:g}"
+    return f"{queued}\n/ ({started}\n   or {older})"
 
 
 REQUESTS_REJECTED = limit(
@@ -133,6 +133,7 @@ QUEUE_TOO_LONG = limit(
     native=Native(
         alert="SGLangQueueWait",
         expr=_estimated_wait(),
+        limit=f"> {DEFAULT.queue_wait_seconds:g}",
         seen=f"a request that comes now waits {{value}}, more than {DEFAULT.queue_wait_seconds:g} s",
         form="humanizeDuration",
     ),
