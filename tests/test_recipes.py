@@ -105,7 +105,7 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.edited = folder, set[str]()
-        for name in ("exporter", "alerts", "dashboards", "docs", "tests", "truth"):
+        for name in ("exporter", "alerts", "dashboards", "docs", "release", "tests", "truth"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml", "docker-compose.yml", "ARCHITECTURE.md"):
             shutil.copy(REPOSITORY / name, folder / name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import time
 import zlib
@@ -94,6 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--wrong", action="store_true", help="print every wrong check, the expected ones too")
     parser.add_argument("--jobs", type=int, default=2, help="how many processes judge side by side")
     given = parser.parse_args(argv)
+    # A shell starts its background jobs with SIGINT ignored, and the programs asked would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if unknown := [family for family in given.family if family not in FAMILIES]:
         parser.error(f"{unknown[0]}: no such family; give one of {', '.join(FAMILIES)}")
     results: list[Result] = []
