@@ -50,7 +50,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.usefixtures("_soon_late")
-def test_a_file_system_that_hangs_is_reported_and_what_was_written_meanwhile_is_read_afterwards(
+def test_a_file_system_that_hangs_is_reported_and_what_was_written_is_read_later(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     sidecar = Sidecar(config(log_file=(str(server.path),)))
