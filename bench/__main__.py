@@ -1,4 +1,6 @@
-"""Print tables of figures, each beside its peer's in the same run: `python -m bench [PART …] [--megabytes N] [--write]`."""
+"""Print tables of figures, each beside its peer's in the same run: `python -m bench [PART …] [--megabytes N]
+[--write]`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ MEGABYTES = 60
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 _ABOUT = """# Benchmarks
 
-Made by `make bench`: every figure beside a peer's in the same run. Ratios travel from machine to machine, seconds do not.
+Made by `make bench`: every figure beside a peer's in the same run. Ratios travel from machine to machine,
+seconds do not.
 `python -m bench PART` prints a part and how it is measured.
 """
 

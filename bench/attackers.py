@@ -1,4 +1,5 @@
-"""`python -m bench.attackers FILE`: strangers at the exporter whose port stands in FILE, which changes when it starts again; until killed.
+"""`python -m bench.attackers FILE`: strangers at the exporter whose port stands in FILE, which changes when it starts
+again; until killed.
 
 They guess passwords and hang up, read answers a few bytes at a time, send half of a request, and announce odd timeouts.
 At the end (SIGTERM) one line says what they were answered.

@@ -1,7 +1,8 @@
 """Long logs, whose figures differ from line to line, so that no program can answer from a cache.
 
-`write` makes one from the recordings: each start once, then its work repeated. Small models on CPUs print few lines a second, nearly
-all of them batch lines. `write_busy` makes one as a server with tens of requests a second prints it: most lines are access lines.
+`write` makes one from the recordings: each start once, then its work repeated. Small models on CPUs print few lines a
+second, nearly all of them batch lines. `write_busy` makes one as a server with tens of requests a second prints it:
+most lines are access lines.
 """
 
 from __future__ import annotations
@@ -130,9 +131,9 @@ def _busy_second(chance: random.Random) -> list[str]:
         for _ in range(chance.randint(30, 60))
     ]
     lines += (
-        f"Prefill batch, #new-seq: {chance.randint(1, 6)}, #new-token: {chance.randint(30, 8000)}, "
-        f"#cached-token: {chance.randint(0, 3000)}, token usage: 0.{usage}, #running-req: {running}, #queue-req: {queued}, "
-        f"#pending-token: {500 * queued}, cpu graph: False, input throughput (token/s): {chance.uniform(3e3, 2e4):.2f}"
+        f"Prefill batch, #new-seq: {chance.randint(1, 6)}, #new-token: {chance.randint(30, 8000)}, #cached-token:"
+        f" {chance.randint(0, 3000)}, token usage: 0.{usage}, #running-req: {running}, #queue-req: {queued},"
+        f" #pending-token: {500 * queued}, cpu graph: False, input throughput (token/s): {chance.uniform(3e3, 2e4):.2f}"
         for _ in range(chance.randint(10, 25))
     )
     lines += (

@@ -109,7 +109,10 @@ def demand(ours: Mapping[str, int], theirs: Mapping[str, int], where: str) -> No
 
 
 def check_dialects(directory: Path) -> int:
-    """Read the lines of all releases and failures with both; return how many figures were equal. Raises `DifferentError`."""
+    """Read the lines of all releases and failures with both; return how many figures were equal.
+
+    Raises `DifferentError`.
+    """
     log = directory / "dialects.log"
     log.write_bytes(b"".join(path.read_bytes() for path in (*sorted(_TESTS.glob("*.log")), _FAILURES)))
     command = processes.mtail_command(log)
@@ -129,7 +132,9 @@ COUNTED = {
 
 
 def read(path: Path, *, watched: bool) -> dict[str, Any]:
-    """Read a log as the exporter does; return CPU seconds without the interpreter's start, peak memory, and the figures."""
+    """Read a log as the exporter does; return CPU seconds without the interpreter's start, peak memory, and the
+    figures.
+    """
     reader = Reader()
     watch: Watch | None = None
     begin = time.process_time()

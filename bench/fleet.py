@@ -1,7 +1,9 @@
-"""`python -m bench.fleet`: what a Prometheus needs for the rules and the Fleet board of a fleet, calm and in an incident.
+"""`python -m bench.fleet`: what a Prometheus needs for the rules and the Fleet board of a fleet, calm and in an
+incident.
 
-The targets' pages are those of exporters that watched a recording; a third of them retracts during the incident. Their counters move.
-Measured over a window: series, memory, cores, seconds of the rules, queries of their texts, and the board's queries one after the other.
+The targets' pages are those of exporters that watched a recording; a third of them retracts during the incident. Their
+counters move. Measured over a window: series, memory, cores, seconds of the rules, queries of their texts, and the
+board's queries one after the other.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def _get(url: str, **parameters: str) -> requests.Response:
 
 
 def served(recording: str, directory: Path, alert: str) -> Samples:
-    """Return an exporter's page after half a minute of a recording, twelve times as fast, on which this alert alone is on."""
+    """Return an exporter's page after half a minute of a recording, twelve times as fast, on which this alert alone is
+    on.
+    """
     log = directory / f"{recording}.server.log"
     log.touch()
     played = ("--speed", "12", "--loop", "--log-file", str(log))
@@ -81,7 +85,9 @@ class Targets:
 
 
 def over(url: str, seconds: float) -> dict[str, float]:
-    """Return what a Prometheus says of itself over a window: series, memory, cores, seconds of all groups and of the slowest one."""
+    """Return what a Prometheus says of itself over a window: series, memory, cores, seconds of all groups and of the
+    slowest one.
+    """
 
     def own() -> dict[str, float]:
         samples = map(_SAMPLE.match, _get(f"{url}/metrics").text.splitlines())
@@ -198,8 +204,9 @@ def main() -> int:
         targets = Targets(served("steady", directory, ""), served("retract", directory, "retracting_too_often"))
         page = targets.page("/calm").splitlines()
         how = (
-            f"{os.cpu_count()} cores, load {load[0]:.1f} before it began; {sum(line.startswith(b'sglang_tuning_') for line in page)} series of ours,"
-            f" {len(page)} lines a page; {given.warm:.0f} s before the first window of {given.seconds:.0f} s."
+            f"{os.cpu_count()} cores, load {load[0]:.1f} before it began;"
+            f" {sum(line.startswith(b'sglang_tuning_') for line in page)} series of ours, {len(page)} lines a page;"
+            f" {given.warm:.0f} s before the first window of {given.seconds:.0f} s."
         )
         columns = [
             "targets",

@@ -1,4 +1,5 @@
-"""`python -m bench.hardships [NAME …] [--seconds N]`: what takes too long or too much for a test, each with a real `serve`. Part of `make soak`.
+"""`python -m bench.hardships [NAME …] [--seconds N]`: what takes too long or too much for a test, each with a real
+`serve`. Part of `make soak`.
 
 | name | |
 |---|---|
@@ -178,7 +179,10 @@ def frozen(place: Path, seconds: float) -> str:
         counted = (running_one.value("state_seconds_total") or 0.0) - before
     bad = {"server_down", "scheduler_stuck", "crashed"} & (verdicts | firing)
     assert not bad, f"it says {bad}"
-    return f"{frozen_for:.0f} s: verdicts {sorted(verdicts)}, alerts {sorted(firing)}, {counted:.0f} s more in five signals"
+    return (
+        f"{frozen_for:.0f} s: verdicts {sorted(verdicts)}, alerts {sorted(firing)}, {counted:.0f} s more in five"
+        " signals"
+    )
 
 
 PARTS = {each.__name__: each for each in (line, files, state, memory, frozen)}

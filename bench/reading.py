@@ -42,13 +42,13 @@ def reports(directory: Path, size: int) -> Table:
         _demand_one_report({name: used[name].output for name in peers if (_BUSY in name) == is_busy})
     table = Table(
         "The report of a log",
-        f"The same kinds of log: that of a busy server, {busy.lines:,} lines and {busy.size / 1e6:.0f} MB, and that of recordings, "
-        f"{log.lines:,} lines and {log.size / 1e6:.0f} MB without wrapping. `report --format json` says what "
-        "limited the server, when alerts would have fired and what to change; "
-        f"mtail {processes.version('mtail')} (`--one_shot`) counts. Its program finds nothing in a wrapped line, so the reports of "
-        "wrapped logs are beside its reading of the plain one, the least that it would need. "
-        "CPU seconds, user and system, of all processes, and seconds by the clock, the interpreter's start included; "
-        f"best of {processes.RUNS}, in turn. All reports of a log say the same.",
+        f"The same kinds of log: that of a busy server, {busy.lines:,} lines and {busy.size / 1e6:.0f} MB, and that of"
+        f" recordings, {log.lines:,} lines and {log.size / 1e6:.0f} MB without wrapping. `report --format json` says"
+        f" what limited the server, when alerts would have fired and what to change; mtail {processes.version('mtail')}"
+        " (`--one_shot`) counts. Its program finds nothing in a wrapped line, so the reports of wrapped logs are"
+        " beside its reading of the plain one, the least that it would need. CPU seconds, user and system, of all"
+        f" processes, and seconds by the clock, the interpreter's start included; best of {processes.RUNS}, in turn."
+        " All reports of a log say the same.",
         ["what", "CPU", "wall", "CPU against mtail", "wall against mtail"],
     )
     for name, usage in used.items():
@@ -90,9 +90,9 @@ def logs(log: corpus.Corpus, directory: Path, title: str, made: str) -> Table:
     base = used["mtail"].cpu if "mtail" in used else None
     table = Table(
         title,
-        f"{made}: {log.lines:,} lines, {log.size / 1e6:.0f} MB, {log.starts} starts; read once by each. mtail "
-        f"{processes.version('mtail')} runs a program that keeps the same figures. CPU seconds, user and system, best of {processes.RUNS}, in turn; "
-        "ours without the interpreter's start.",
+        f"{made}: {log.lines:,} lines, {log.size / 1e6:.0f} MB, {log.starts} starts; read once by each. mtail"
+        f" {processes.version('mtail')} runs a program that keeps the same figures. CPU seconds, user and system, best"
+        f" of {processes.RUNS}, in turn; ours without the interpreter's start.",
         ["what", "CPU", "speed", "against mtail", "peak memory"],
     )
     for name, usage in used.items():
@@ -117,8 +117,8 @@ def _compared(log: Path, directory: Path, used: dict[str, processes.Usage]) -> s
     equivalence.demand(found, equivalence.counted_by_mtail(used["mtail"].output), "mtail")
     dialects = equivalence.check_dialects(directory)
     return (
-        f"mtail found the same: {len(found)} counters equal on this log, {dialects} on the wordings of ten releases and "
-        "of every failure."
+        f"mtail found the same: {len(found)} counters equal on this log, {dialects} on the wordings of ten releases and"
+        " of every failure."
     )
 
 
@@ -139,8 +139,9 @@ def pages() -> Table:
     samples = len(sglang.scan(text).samples)
     table = Table(
         "Reading a page",
-        f"One page of {samples:,} samples, {len(text.encode()) / 1e6:.2f} MB, {PAGE_RANKS} DP ranks. CPU seconds, best of {PAGE_RUNS}. "
-        "A page that is laid out as the one before it is read by place; the last row is all that a scrape does with it, series to pass on included.",
+        f"One page of {samples:,} samples, {len(text.encode()) / 1e6:.2f} MB, {PAGE_RANKS} DP ranks. CPU seconds, best"
+        f" of {PAGE_RUNS}. A page that is laid out as the one before it is read by place; the last row is all that a"
+        " scrape does with it, series to pass on included.",
         ["what", "CPU", "speed", "against prometheus_client"],
     )
     for name, seconds in best.items():

@@ -26,11 +26,20 @@ KINDS, _WEIGHTS = ("decode", "prefill", "access", "words"), (60, 25, 10, 5)
 _BODIES = 5000  # different lines of a kind
 # After a message with raw text lines are read one by one for three seconds; as on real servers, such messages are rare.
 _BURST_EVERY, _FORGERIES_IN_BURST, _FORGERIES_APART = 40, 10, 150
-_RETRACTION = "{at}KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_tokens_gained: %d, #new_token_ratio: 0.3002 -> 0.5783"
+_RETRACTION = (
+    "{at}KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_tokens_gained: %d, #new_token_ratio: 0.3002"
+    " -> 0.5783"
+)
 
 _START = (
-    "server_args=ServerArgs(model_path='/srv/model', tp_size=1, dp_size=1, schedule_conservativeness=1.0, enable_metrics=True)",
-    f"max_total_num_tokens={_POOL}, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=400, context_len=8192",
+    (
+        "server_args=ServerArgs(model_path='/srv/model', tp_size=1, dp_size=1, schedule_conservativeness=1.0,"
+        " enable_metrics=True)"
+    ),
+    (
+        f"max_total_num_tokens={_POOL}, chunked_prefill_size=8192, max_prefill_tokens=16384, max_running_requests=400,"
+        " context_len=8192"
+    ),
     "The server is fired up and ready to roll!",
 )
 # What is forged, behind messages with words of a client or a model.
@@ -60,7 +69,9 @@ class Server:
         return time.strftime("[%Y-%m-%d %H:%M:%S] ")
 
     def block(self) -> None:
-        """Write a block of lines: batches, requests and lines of other programs, at the end a retraction; sometimes with forgeries before it."""
+        """Write a block of lines: batches, requests and lines of other programs, at the end a retraction; sometimes
+        with forgeries before it.
+        """
         at, dice = self._at(), self._dice
         kinds = dice.choices(KINDS, _WEIGHTS, k=BLOCK_LINES - 2)
         texts = [dice.choice(self._bodies[kind]) for kind in kinds]
@@ -94,13 +105,14 @@ class Server:
         dice = self._dice
         if kind == "decode":
             return (
-                f"{{at}}Decode batch, #running-req: {dice.randrange(180, 240)}, #token: {_POOL - 20000}, token usage: 0.98, "
-                f"cuda graph: True, gen throughput (token/s): {dice.uniform(4000, 5000):.2f}, #queue-req: {dice.randrange(9)}"
+                f"{{at}}Decode batch, #running-req: {dice.randrange(180, 240)}, #token: {_POOL - 20000}, token usage:"
+                f" 0.98, cuda graph: True, gen throughput (token/s): {dice.uniform(4000, 5000):.2f}, #queue-req:"
+                f" {dice.randrange(9)}"
             )
         if kind == "prefill":
             return (
-                f"{{at}}Prefill batch, #new-seq: 1, #new-token: {dice.randrange(1, 8192)}, #cached-token: 0, token usage: 0.97, "
-                f"#running-req: {dice.randrange(180, 240)}, #queue-req: {dice.randrange(9)}"
+                f"{{at}}Prefill batch, #new-seq: 1, #new-token: {dice.randrange(1, 8192)}, #cached-token: 0, token"
+                f" usage: 0.97, #running-req: {dice.randrange(180, 240)}, #queue-req: {dice.randrange(9)}"
             )
         if kind == "access":
             return f'{{at}}INFO:     127.0.0.1:{dice.randrange(65536)} - "POST /generate HTTP/1.1" 200 OK'

@@ -1,4 +1,6 @@
-"""The exporter while it runs, beside its peers: memory and CPU at rest, what a scrape through it adds, from a line to `/metrics`, and to the webhook."""
+"""The exporter while it runs, beside its peers: memory and CPU at rest, what a scrape through it adds, from a line to
+`/metrics`, and to the webhook.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,10 @@ def at_rest(directory: Path) -> Table:
     """Return memory and CPU of idle programs over `SECONDS`, scraped every `INTERVAL`."""
     table = Table(
         "Memory and CPU at rest",
-        f"`serve` on a log and on a server's `/metrics`, mtail on the same log, and Debian's exporter of machine metrics, side by side for {SECONDS} s, each "
-        f"scraped every {INTERVAL} s after {WARM_UP} scrapes at once; the server logs each scrape, as SGLang does. RSS at the end; CPU is the share of "
-        "one core, user and system, of all threads.",
+        "`serve` on a log and on a server's `/metrics`, mtail on the same log, and Debian's exporter of machine"
+        f" metrics, side by side for {SECONDS} s, each scraped every {INTERVAL} s after {WARM_UP} scrapes at once; the"
+        " server logs each scrape, as SGLang does. RSS at the end; CPU is the share of one core, user and system, of"
+        " all threads.",
         ["what", "RSS", "against the last", "CPU", "against the last", f"aims: {MOST_MB:.0f} MB, {MOST_PERCENT} %"],
     )
     with ExitStack() as stack:
@@ -61,8 +64,9 @@ def at_rest(directory: Path) -> Table:
         ratios = [f"{megabytes / last[0]:.1f}x", f"{percent / last[1]:.1f}x" if last[1] else "-"]
         table.rows.append([name, f"{megabytes:.1f} MB", ratios[0], f"{percent:.2f} %", ratios[1], aims])
     table.notes.append(
-        f"mtail {processes.version('mtail')}, node exporter {processes.version('prometheus-node-exporter')}. Both are Go programs; "
-        "of our memory an interpreter, OpenSSL, FastAPI and Pydantic take most before a line of ours runs."
+        f"mtail {processes.version('mtail')}, node exporter {processes.version('prometheus-node-exporter')}. Both are"
+        " Go programs; of our memory an interpreter, OpenSSL, FastAPI and Pydantic take most before a line of ours"
+        " runs."
     )
     table.notes.append(_start_time())
     return table
@@ -113,10 +117,10 @@ def scrapes(directory: Path) -> Table:
     """Scrape an imitated SGLang and the exporter in turn."""
     table = Table(
         "What a scrape through the sidecar adds",
-        f"{REQUESTS} requests to a stand-in for SGLang that answers with a recorded page at a constant cost, and {REQUESTS} to our `/metrics`, "
-        "which asks it and passes its page on behind our own figures; in turn, one at a time, a connection each. "
-        "The page of 8 ranks is the recorded one with each "
-        "scheduler's series once for every rank.",
+        f"{REQUESTS} requests to a stand-in for SGLang that answers with a recorded page at a constant cost, and"
+        f" {REQUESTS} to our `/metrics`, which asks it and passes its page on behind our own figures; in turn, one at a"
+        " time, a connection each. The page of 8 ranks is the recorded one with each scheduler's series once for every"
+        " rank.",
         [
             "page",
             "samples, size",
@@ -160,8 +164,9 @@ def lines(directory: Path) -> Table:
     """Write a line and scrape until its counter has changed; mtail and the exporter in turn."""
     table = Table(
         "From a line of the log to `/metrics`",
-        f"{LINES} retractions, each written after a pause of 0.2 to 0.5 s; `/metrics` is asked again and again until the counter has moved. "
-        "Each has a log of its own, in turn, both with their defaults. `serve` reads no metrics here: beside them a retraction waits for the server's counter.",
+        f"{LINES} retractions, each written after a pause of 0.2 to 0.5 s; `/metrics` is asked again and again until"
+        " the counter has moved. Each has a log of its own, in turn, both with their defaults. `serve` reads no"
+        " metrics here: beside them a retraction waits for the server's counter.",
         ["what", "p50", "p99", "against mtail (p50)", f"aim: p99 {MOST_LINE_MS:.0f} ms"],
     )
     logs = {"serve": directory / "lines-ours.log", "mtail": directory / "lines-mtail.log"}
@@ -183,7 +188,8 @@ def lines(directory: Path) -> Table:
             [name, f"{half:.0f} ms", f"{most:.0f} ms", ratio, verdict(most, MOST_LINE_MS) if name == "serve" else ""]
         )
     table.notes.append(
-        "A scrape has the log read before it answers, so what it shows is as old as the scrape, not as the last look at the log."
+        "A scrape has the log read before it answers, so what it shows is as old as the scrape, not as the last look at"
+        " the log."
     )
     return table
 
@@ -229,7 +235,9 @@ Try to allocate {} tokens.
 
 
 class _Minimal(Stack):
-    """The shortest chain: the gauge instead of the exporter, and one rule; intervals and grouping are those of the real chain."""
+    """The shortest chain: the gauge instead of the exporter, and one rule; intervals and grouping are those of the real
+    chain.
+    """
 
     def __init__(self, directory: Path, url: str, **settings: Any) -> None:
         super().__init__(directory, sglang_url=None, log_file=None, profile="online", **settings)
@@ -254,11 +262,11 @@ def chains(directory: Path) -> Table:
     """Let both chains fire at the same time, several times."""
     table = Table(
         "From a condition to the webhook",
-        f"A traceback of an out-of-memory is written to the log; `serve` reads it, Prometheus scrapes and evaluates the committed rules every "
-        f"{EVALUATED}, Alertmanager groups and posts. All durations of rules and grouping are divided by {TIME_SCALE:.0f} (`generate "
-        f"--time-scale`), so its `group_wait` of 30 s is 0.5 s. Beside it a gauge on a static page is turned at the same moment: one rule, the same `for`, "
-        f"intervals and grouping, a Prometheus and an "
-        f"Alertmanager of its own. {TRIALS} times, at random phases of the intervals.",
+        "A traceback of an out-of-memory is written to the log; `serve` reads it, Prometheus scrapes and evaluates the"
+        f" committed rules every {EVALUATED}, Alertmanager groups and posts. All durations of rules and grouping are"
+        f" divided by {TIME_SCALE:.0f} (`generate --time-scale`), so its `group_wait` of 30 s is 0.5 s. Beside it a"
+        " gauge on a static page is turned at the same moment: one rule, the same `for`, intervals and grouping, a"
+        f" Prometheus and an Alertmanager of its own. {TRIALS} times, at random phases of the intervals.",
         ["chain", "median", "shortest", "longest", "against the shortest chain"],
     )
     if program("prometheus") is None or program("alertmanager") is None:

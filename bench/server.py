@@ -1,4 +1,6 @@
-"""Imitated servers: any page from this process, and an SGLang that answers at a constant cost from its own (`python -m bench.server RANKS`)."""
+"""Imitated servers: any page from this process, and an SGLang that answers at a constant cost from its own (`python -m
+bench.server RANKS`).
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def answering(page: Callable[[str], bytes]) -> Iterator[str]:
 
 
 def page(ranks: int) -> str:
-    """Return a recorded page; for more than one rank with every series of a scheduler once for each, as DP attention prints it."""
+    """Return a recorded page; for more than one rank with every series of a scheduler once for each, as DP attention
+    prints it.
+    """
     recorded = gzip.decompress(max(RECORDED.glob("metrics-*.prom.gz")).read_bytes()).decode()
     if ranks == 1:
         return recorded

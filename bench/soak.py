@@ -1,13 +1,16 @@
-"""`python -m bench.soak [--lines N] [--scrapes N] [--kills N]`: whether a real `serve` counts every line once, and its memory does not grow.
+"""`python -m bench.soak [--lines N] [--scrapes N] [--kills N]`: whether a real `serve` counts every line once, and its
+memory does not grow.
 
-An imitated server counts every line that it writes: batches, retractions, requests, lines of other programs, and forgeries after
-messages with raw text. Its log is rotated and compressed. In the first half the exporter is killed (SIGKILL) repeatedly while the
-server goes on writing; in the second half, where forgeries are, one process may grow by at most two megabytes after its warm-up. At each scrape no counter
-may be ahead of the server or fall; at the end all are equal to the server's. Exit status 1 otherwise.
+An imitated server counts every line that it writes: batches, retractions, requests, lines of other programs, and
+forgeries after messages with raw text. Its log is rotated and compressed. In the first half the exporter is killed
+(SIGKILL) repeatedly while the server goes on writing; in the second half, where forgeries are, one process may grow by
+at most two megabytes after its warm-up. At each scrape no counter may be ahead of the server or fall; at the end all
+are equal to the server's. Exit status 1 otherwise.
 
-Strangers are there all the time (`bench/attackers`): they guess the password that the scraper has, read slowly, never finish a request,
-and announce odd timeouts; and one page of the server in fifty is hostile: ranks that it does not have, series without end. At the end it
-prints the scrape times, of which 99 % are below 0.3 s on a machine with nothing else to do.
+Strangers are there all the time (`bench/attackers`): they guess the password that the scraper has, read slowly, never
+finish a request, and announce odd timeouts; and one page of the server in fifty is hostile: ranks that it does not
+have, series without end. At the end it prints the scrape times, of which 99 % are below 0.3 s on a machine with nothing
+else to do.
 """
 
 from __future__ import annotations
@@ -77,7 +80,10 @@ class Scraped:
         self.kills += 1
 
     def _get(self, path: str) -> str:
-        """Return a page. A password that is not remembered yet may find all places taken by guesses, as after a start."""
+        """Return a page.
+
+        A password that is not remembered yet may find all places taken by guesses, as after a start.
+        """
         header, _, value = credentials(NAME, PASSWORD).partition(": ")
         while True:
             self._connection.request("GET", path, headers={header: value})
@@ -112,7 +118,9 @@ class Scraped:
 
 
 def hostile(page: Callable[[], bytes]) -> Callable[[str], bytes]:
-    """Return the server's page, now and then with what no server has: ranks of nobody, far too many series, lines that are none."""
+    """Return the server's page, now and then with what no server has: ranks of nobody, far too many series, lines that
+    are none.
+    """
     phantoms = "".join(f'sglang:num_queue_reqs{{model_name="m",dp_rank="{dp}"}} 5000\n' for dp in range(384))
     endless = "".join(f'sglang:odd{{number="{number}"}} 1\n' for number in range(60_000))
     garbage = f'sglang:odd{{a="{"x" * 100_000}"}} 1\n\x00\x1b[2J{{}}}} NaN\nsglang:num_queue_reqs{{}} 1e999\n'
@@ -190,7 +198,8 @@ class Soak:
         time.sleep(SETTLED_SECONDS + 1)  # no scrape can confirm a retraction just before the first scrape
         while (server.lines < self._lines or exporter.scrapes < self._scrapes) and time.monotonic() - begin < seconds:
             share = max(server.lines / self._lines, 0.001)
-            # What was written before a first scrape counts as with the log alone (SECURITY.md), so nothing is forged then.
+            # What was written before a first scrape counts as with the log alone (SECURITY.md), so nothing is forged
+            # then.
             server.forges = exporter.kills >= self._kills and exporter.scrapes_since > 10
             if exporter.kills < min(self._kills, self._kills * share / KILLED_SHARE - 0.5):
                 self._kill()
@@ -210,7 +219,10 @@ class Soak:
                 self._warm = min(exporter.held), exporter.files()  # answers that slow readers have not read come and go
             if now - printed_at > 10:
                 printed_at = now
-                words = f"{server.lines:,} lines written, {read:,.0f} read, {exporter.scrapes:,} scrapes, {exporter.kills} kills"
+                words = (
+                    f"{server.lines:,} lines written, {read:,.0f} read, {exporter.scrapes:,} scrapes, {exporter.kills}"
+                    " kills"
+                )
                 print(f"{words}, {exporter.exporter.memory_kib() / 1024:.1f} MiB", file=sys.stderr, flush=True)
         return True
 
@@ -238,7 +250,8 @@ class Soak:
         times = sorted(self._exporter.seconds)
         p99 = times[int(0.99 * (len(times) - 1))]
         print(
-            f"scrapes: half within {times[len(times) // 2]:.3f} s, 99 % within {p99:.3f} s, the longest {times[-1]:.3f} s"
+            f"scrapes: half within {times[len(times) // 2]:.3f} s, 99 % within {p99:.3f} s, the longest"
+            f" {times[-1]:.3f} s"
         )
         if p99 > QUIET_P99_SECONDS:
             print(f"99 % within more than {QUIET_P99_SECONDS} s: on a machine with nothing else to do that is wrong")
@@ -268,8 +281,8 @@ def main() -> int:
                 soak.wrong.append("it reads no further, or too much is wrong")
             status = soak.end()
             print(
-                f"{server.lines:,} lines, {server.written['forged']:,} forgeries, {server.rotations} rotations, {exporter.scrapes:,} scrapes, "
-                f"{exporter.kills} kills, {time.monotonic() - begin:.0f} s"
+                f"{server.lines:,} lines, {server.written['forged']:,} forgeries, {server.rotations} rotations,"
+                f" {exporter.scrapes:,} scrapes, {exporter.kills} kills, {time.monotonic() - begin:.0f} s"
             )
             attackers.terminate()
             print(f"strangers were answered: {json.loads(attackers.communicate(timeout=60)[0])}")

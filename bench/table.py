@@ -28,7 +28,9 @@ class Table:
         return "\n".join([f"## {self.title}", "", self.how, "", table, *(f"\n{note}" for note in self.notes), ""])
 
     def brief(self) -> list[Sequence[str]]:
-        """Return it as rows of one table for all parts, under `BRIEF`: the title with what the figures are, then each row."""
+        """Return it as rows of one table for all parts, under `BRIEF`: the title with what the figures are, then each
+        row.
+        """
         kinds = [self._kind(place) for place in range(1, len(self.columns))]
         rows = [[f"**{self.title}**", *self.columns[1:]], *self.rows]
         return [[row[0], *(_joined(row[1:], kinds, kind) for kind in ("figure", "ratio", "aim"))] for row in rows]

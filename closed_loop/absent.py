@@ -2,7 +2,8 @@
 
 Installed into SGLang's own environment with a `.pth` file that imports it. Only SGLang's own imports see the stand-ins,
 and only where no real package is found: others, transformers for one, must see that the package is not there. A name
-taken from a stand-in may be a decorator, a base class or a constant at import time; called with anything else it raises.
+taken from a stand-in may be a decorator, a base class or a constant at import time; called with anything else it
+raises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The advice in the exporter's JSON, followed as an operator would: its command line unchanged, or its sentence to the clients. Pure."""
+"""The advice in the exporter's JSON, followed as an operator would: its command line unchanged, or its sentence to the
+clients. Pure.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ class Advised:
 def advised(document: dict[str, Any], args: Sequence[str], load: Load, fixed: Sequence[str] = ()) -> Advised:
     """Return the next command line and load by `/api/v1/findings`.
 
-    In this order: the document's command line; the first advice with a flag and value; the first sentence with a figure for the clients.
-    The flags `fixed` stay as they are, because they stand for hardware; then the next advice is used.
+    In this order: the document's command line; the first advice with a flag and value; the first sentence with a figure
+    for the clients. The flags `fixed` stay as they are, because they stand for hardware; then the next advice is used.
     """
     if command := document.get("command"):
         changes = [_change(each) for each in command["changes"]]

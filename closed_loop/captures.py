@@ -1,9 +1,10 @@
 """A situation on a real server, captured: its log, each scrape and its clients' requests, packed as one small archive.
 
-The situation is a YAML file (fields of `Situation`; those of a load: `load.py`), whose name has its truth in `truth/cases/situations.yaml`.
-What is kept is what `sglang_tuning_exporter.recordings.recording` reads, and `scrapes.tsv` and `health.tsv` (unix seconds, status, milliseconds),
-`v1_loads-<unix ms>.json`, the situation, and `NOTE.md` with the truth. Pages of `/metrics` hardly differ, so all of them in
-one archive are smaller than a few in single ones.
+The situation is a YAML file (fields of `Situation`; those of a load: `load.py`), whose name has its truth in
+`truth/cases/situations.yaml`. What is kept is what `sglang_tuning_exporter.recordings.recording` reads, and
+`scrapes.tsv` and `health.tsv` (unix seconds, status, milliseconds), `v1_loads-<unix ms>.json`, the situation, and
+`NOTE.md` with the truth. Pages of `/metrics` hardly differ, so all of them in one archive are smaller than a few in
+single ones.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class Act:
 
 @dataclass(frozen=True)
 class Situation:
-    """One server and what is sent to it. `steps` follow each other; the loads of a step are sent side by side. A load of 0 clients is a pause."""
+    """One server and what is sent to it.
+
+    `steps` follow each other; the loads of a step are sent side by side. A load of 0 clients is a pause.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     name: str
@@ -99,7 +103,9 @@ class _Capture:
             file.write(json.dumps({"t": round(time.time() if at is None else at, 3), "event": name}) + "\n")
 
     async def look(self, path: str, every: float, patience: float, keep: Keep) -> None:
-        """Ask for a page again and again, and hand over when, how it was answered, the seconds it took, and its text."""
+        """Ask for a page again and again, and hand over when, how it was answered, the
+        seconds it took, and its text.
+        """
         async with aiohttp.ClientSession(trust_env=False, timeout=aiohttp.ClientTimeout(total=patience)) as session:
             while True:
                 begin, text = time.time(), b""
@@ -186,13 +192,17 @@ class _Capture:
         firsts = [record.first - record.sent for record in every if record.first is not None]
         ends = Counter(record.error.split("(")[0] or f"status {record.status}" for record in every)
         return (
-            f"# {self.situation.name}\n\n{self.situation.what}; flags and load: situation.yaml\n\n- Truth: {truth['truth']}\n- Right advice: {truth['right']}\n"
-            f"- Clients: {dict(ends)}; first token p50 {quantile(firsts, 0.5)} s, p99 {quantile(firsts, 0.99)} s\n- Health probes: {dict(self.health)}\n"
+            f"# {self.situation.name}\n\n{self.situation.what}; flags and load: situation.yaml\n\n- Truth:"
+            f" {truth['truth']}\n- Right advice: {truth['right']}\n- Clients: {dict(ends)}; first token p50"
+            f" {quantile(firsts, 0.5)} s, p99 {quantile(firsts, 0.99)} s\n- Health probes: {dict(self.health)}\n"
         )
 
 
 def capture(situation: Situation, folder: Path, say: Callable[[str], None]) -> None:
-    """Start a server, run the situation, stop the server. Raises `UsageError` if the server does not start, or the folder exists."""
+    """Start a server, run the situation, stop the server.
+
+    Raises `UsageError` if the server does not start, or the folder exists.
+    """
     if folder.exists():
         raise UsageError(f"{folder}: exists; remove it to capture {situation.name} again")
     installation = install(situation.version, say=say)
@@ -218,7 +228,10 @@ def capture(situation: Situation, folder: Path, say: Callable[[str], None]) -> N
 
 
 def keep(folder: Path, archive: Path) -> int:
-    """Pack a capture, with every page of `/metrics` or with every second or fourth; return the bytes. Raises `UsageError` if it is too large."""
+    """Pack a capture, with every page of `/metrics` or with every second or fourth; return the bytes.
+
+    Raises `UsageError` if it is too large.
+    """
     files = {path.name: _without_paths(path.read_bytes()) for path in folder.iterdir()}
     lines = files["server.log"].splitlines(keepends=True)
     files["server.log"] = b"".join(line for line in lines if not any(words in line for words in _DROPPED))

@@ -43,8 +43,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 def arguments(installation: Installation, flags: str, stream_interval: int | None = 8) -> list[str]:
     """Return the arguments that every server here has, followed by `flags`.
 
-    With a `stream_interval` of 8 the detokenizer, on the same core, is not the bottleneck. The memory fraction is of the host's memory, which
-    other programs use too; `--max-total-tokens` limits the KV cache.
+    With a `stream_interval` of 8 the detokenizer, on the same core, is not the bottleneck. The memory fraction is of
+    the host's memory, which other programs use too; `--max-total-tokens` limits the KV cache.
     """
     fixed = "--load-format dummy --device cpu --attention-backend torch_native --sampling-backend pytorch"
     fixed += " --grammar-backend none --mem-fraction-static 0.4 --random-seed 42 --enable-metrics"
@@ -89,7 +89,10 @@ class Engine:
     _process: subprocess.Popen[bytes]
 
     def wait_ready(self) -> float:
-        """Wait until it answers its health check; return how long the start took. Raises `UsageError` if it does not start."""
+        """Wait until it answers its health check; return how long the start took.
+
+        Raises `UsageError` if it does not start.
+        """
         deadline = time.monotonic() + READY_SECONDS
         with requests.Session() as session:
             session.trust_env = False
@@ -167,7 +170,10 @@ def start(installation: Installation, args: Sequence[str], log: Path, env: Mappi
 
 @contextmanager
 def running(installation: Installation, args: Sequence[str], log: Path, env: Mapping[str, str]) -> Iterator[Engine]:
-    """Start a server, and hand it over when it serves and has done its own first request. Raises `UsageError` if it does not start."""
+    """Start a server, and hand it over when it serves and has done its own first request.
+
+    Raises `UsageError` if it does not start.
+    """
     server = start(installation, args, log, env)
     try:
         server.wait_ready()

@@ -1,7 +1,8 @@
 """A real SGLang on a CPU, unmodified from its wheel, in an environment of its own outside the repository.
 
-The steps were found by trial: a CPU build of torch first; SGLang without its dependencies, which ask for CUDA; of these only what its import and its
-CPU path need, pinned in `pins/`; stand-ins for two CUDA-only packages (`absent`); and a model without weights (`tiny_model`).
+The steps were found by trial: a CPU build of torch first; SGLang without its dependencies, which ask for CUDA; of these
+only what its import and its CPU path need, pinned in `pins/`; stand-ins for two CUDA-only packages (`absent`); and a
+model without weights (`tiny_model`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Requests from a number of clients, each of which sends the next one when it is answered; the same for the same seed."""
+"""Requests from a number of clients, each of which sends the next one when it is
+answered; the same for the same seed.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,18 @@ REFUSED = "aborted by the server"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests of a load. `prompt_tokens`: lengths to draw from, without the shared prefix; `new_tokens`: each request's own
-    max_new_tokens to draw from, in place of `most_new_tokens`.
+    """The requests of a load.
+
+    `prompt_tokens`: lengths to draw from, without the shared prefix; `new_tokens`: each request's own max_new_tokens to
+    draw from, in place of `most_new_tokens`.
 
     With `families` each prompt begins with one of as many prefixes of `prefix_tokens`, in an order drawn by chance.
     `ignore_eos` is false because SGLang keeps all of max_new_tokens free for a request that sets it, and so never
-    retracts one. `streamed` is the share of requests that stream; of these, `stopped` is the share whose client closes the
-    connection in the middle of the answer. `sampling` are further sampling parameters (`n`, `json_schema`, …), of several answers the longest
-    is counted, and `body` further fields of a request (`routed_dp_rank`). A client pauses for one of `pause_seconds` after each answer, gives up a
-    request after `timeout_seconds`, and after the end of the load waits `grace_seconds` for its answer.
+    retracts one. `streamed` is the share of requests that stream; of these, `stopped` is the share whose client closes
+    the connection in the middle of the answer. `sampling` are further sampling parameters (`n`, `json_schema`, …), of
+    several answers the longest is counted, and `body` further fields of a request (`routed_dp_rank`). A client pauses
+    for one of `pause_seconds` after each answer, gives up a request after `timeout_seconds`, and after the end of the
+    load waits `grace_seconds` for its answer.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -78,7 +83,9 @@ class Load:
         return body
 
     def stops_after(self, number: int) -> int | None:
-        """Return the tokens after which the client of that request closes the connection; None where it reads to the end."""
+        """Return the tokens after which the client of that request closes the connection; None where it reads to the
+        end.
+        """
         drawn = random.Random(f"{self.seed}/{number} stop")
         return drawn.randint(2, max(3, self.most_new_tokens // 2)) if drawn.random() < self.stopped else None
 
@@ -89,7 +96,10 @@ class Load:
 
 @dataclass(slots=True)
 class Record:
-    """One request as its client saw it; times are unix seconds. `arrivals`: (time, tokens) of each chunk of the answer."""
+    """One request as its client saw it; times are unix seconds.
+
+    `arrivals`: (time, tokens) of each chunk of the answer.
+    """
 
     number: int
     prompt_tokens: int

@@ -1,4 +1,6 @@
-"""The advice followed from a start until there is none; each run's result as a file, all of them as `results.json` and docs/closed-loop.md."""
+"""The advice followed from a start until there is none; each run's result as a file, all of them as `results.json` and
+docs/closed-loop.md.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ Say = Callable[[str], None]
 
 
 def follow(start: Start, installation: Installation, say: Say, *, restarts: int, by_hand: bool) -> dict[str, Any]:
-    """Start, send the load, and follow the advice with so many restarts at most; then the setting by hand. Raises `UsageError`."""
+    """Start, send the load, and follow the advice with so many restarts at most; then the setting by hand.
+
+    Raises `UsageError`.
+    """
 
     def side(args: Sequence[str], sent: Any) -> tuple[Side, dict[str, Any]]:
         ran = run(args, start, sent, installation, say)
@@ -55,7 +60,9 @@ def _speed(step: dict[str, Any]) -> str:
 
 
 def problems(start: Start, sides: Sequence[Side]) -> list[str]:
-    """Say what is not as the start expects: the diagnosis, the notification, forbidden advice, figures that did not move."""
+    """Say what is not as the start expects: the diagnosis, the notification, forbidden advice, figures that did not
+    move.
+    """
     first, last = sides[0], sides[-1]
     found = [finding["diagnosis"] for finding in first.document["findings"]]
     notified = [name for name, _ in first.notified]
@@ -78,7 +85,9 @@ def problems(start: Start, sides: Sequence[Side]) -> list[str]:
 
 
 def collected(folder: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the known results, those of the starts that the folder has in place of the same old ones: a series takes hours."""
+    """Return the known results, those of the starts that the folder has in place of the same old ones: a series takes
+    hours.
+    """
     starts = {}
     for start in STARTS:
         files = sorted(folder.glob(f"{start.name}.*.json"), key=lambda path: int(path.suffixes[-2][1:]))

@@ -1,4 +1,5 @@
-"""One side of a loop: a real server under load, with exporter, Prometheus and Alertmanager, its figures and what they reported.
+"""One side of a loop: a real server under load, with exporter, Prometheus and Alertmanager, its figures and what they
+reported.
 
 The log is read with patterns of this module, independent of the exporter.
 """
@@ -104,9 +105,10 @@ def measure(
 ) -> dict[str, float | None]:
     """Return the figures between two times, unix seconds; `log` are the server's lines, in UTC as it prints them.
 
-    None where nothing happened to measure. Latencies are seconds of requests answered in that time, tokens those that reached a client in it.
-    `tokens_per_cpu_second` divides by what the scheduler's process got of a core, so that other programs matter less; `cpu_share` is
-    that part of a core. Retractions are counted by tokens: per minute a server that gets more of the CPU retracts more often.
+    None where nothing happened to measure. Latencies are seconds of requests answered in that time, tokens those that
+    reached a client in it. `tokens_per_cpu_second` divides by what the scheduler's process got of a core, so that other
+    programs matter less; `cpu_share` is that part of a core. Retractions are counted by tokens: per minute a server
+    that gets more of the CPU retracts more often.
     """
     seconds = end - begin
     tokens = sum(count for record in records for at, count in record.arrivals if begin <= at < end)

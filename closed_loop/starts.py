@@ -1,4 +1,6 @@
-"""Where a loop starts: flags as wrong as people set them, a load, what must be found, and what following the advice must bring. Data."""
+"""Where a loop starts: flags as wrong as people set them, a load, what must be found, and what following the advice
+must bring. Data.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ LONGER_SECONDS = 60.0  # where the rate of a slow machine passes the threshold i
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One server set wrong. `wrong` and `right` are flags that the advice may change, `fixed` those that stand for hardware, such as a GPU's memory.
+    """One server set wrong.
 
-    `expected` is the diagnosis that must be found at first, `healthy` for a control without any finding or notification, empty for any;
-    `alert` the notification that must come. `brings` are the figures that must move when the advice is followed, with their
-    direction (`+running`); `never` are changes that must not be advised. `by_hand`: a good setting in place of `wrong`, to compare the end with.
+    `wrong` and `right` are flags that the advice may change, `fixed` those that stand for hardware, such as a GPU's
+    memory.
+
+    `expected` is the diagnosis that must be found at first, `healthy` for a control without any finding or
+    notification, empty for any; `alert` the notification that must come. `brings` are the figures that must move when
+    the advice is followed, with their direction (`+running`); `never` are changes that must not be advised. `by_hand`:
+    a good setting in place of `wrong`, to compare the end with.
     """
 
     name: str
@@ -35,8 +41,9 @@ class Start:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-# What SGLang keeps free for a running request at most: 4096 unless set. Beside a GPU's pool of a hundred thousand tokens that
-# is little; beside the small pools here it is so much that nothing is ever taken back. 256 of 8,192 are a GPU's proportions;
+# What SGLang keeps free for a running request at most: 4096 unless set. Beside a GPU's pool of a hundred thousand
+# tokens that is little; beside the small pools here it is so much that nothing is ever taken back. 256 of 8,192 are a
+# GPU's proportions;
 # 32 are what an operator sets who wants every request in.
 CLIPPED = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "256"}
 STORM = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "32"}
@@ -67,7 +74,10 @@ STARTS: tuple[Start, ...] = (
     ),
     Start(
         name="burst",
-        what="conservativeness 0.1: one burst of retractions, and over-careful admission for long after it (no alert: the burst is over)",
+        what=(
+            "conservativeness 0.1: one burst of retractions, and over-careful admission for long after it (no alert:"
+            " the burst is over)"
+        ),
         fixed="--max-total-tokens 8192",
         wrong="--schedule-conservativeness 0.1",
         load=Load(clients=48, seconds=SECONDS, most_new_tokens=512),
@@ -186,7 +196,10 @@ STARTS: tuple[Start, ...] = (
     ),
     Start(
         name="one-start-in-seventeen-steps",
-        what="one request a prefill batch, sixteen decode steps before the next, and a chunk of 64 for short prompts; people wait",
+        what=(
+            "one request a prefill batch, sixteen decode steps before the next, and a chunk of 64 for short prompts;"
+            " people wait"
+        ),
         wrong="--prefill-max-requests 1 --prefill-decode-interval 16 --chunked-prefill-size 64",
         load=Load(clients=32, seconds=SECONDS, prompt_tokens=(24, 60), most_new_tokens=60),
         by_hand="--chunked-prefill-size 4096",
@@ -202,7 +215,10 @@ STARTS: tuple[Start, ...] = (
     ),
     Start(
         name="small-chunks-and-over-careful",
-        what="chunks of 256 for prompts of up to 1,500 tokens, conservativeness 1.5, and twelve at once in a KV cache of 6,000",
+        what=(
+            "chunks of 256 for prompts of up to 1,500 tokens, conservativeness 1.5, and twelve at once in a KV cache of"
+            " 6,000"
+        ),
         fixed="--max-total-tokens 6000",
         wrong="--chunked-prefill-size 256 --schedule-conservativeness 1.5 --max-running-requests 12",
         load=Load(clients=32, seconds=SECONDS, prompt_tokens=(100, 400, 1500), new_tokens=(100, 200)),

@@ -1,8 +1,9 @@
-"""Write the configuration and tokenizer of a tiny Llama: `python tiny_model.py DIRECTORY`, by the Python that SGLang runs on.
+"""Write the configuration and tokenizer of a tiny Llama: `python tiny_model.py DIRECTORY`, by the Python that SGLang
+runs on.
 
-There are no weights: `--load-format dummy` draws them. Over its vocabulary of 512 such a model ends by EOS after some 500
-tokens, and early or late as chance has it, which is what the loads need. tokenizers and transformers write the files, so
-that they fit the release that reads them.
+There are no weights: `--load-format dummy` draws them. Over its vocabulary of 512 such a model ends by EOS after some
+500 tokens, and early or late as chance has it, which is what the loads need. tokenizers and transformers write the
+files, so that they fit the release that reads them.
 """
 
 from __future__ import annotations

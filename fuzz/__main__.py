@@ -1,8 +1,10 @@
-"""`python -m fuzz [--seconds S] [--seed N] [--target NAME …]`: hostile input for every reader of outside input, by Hypothesis.
+"""`python -m fuzz [--seconds S] [--seed N] [--target NAME …]`: hostile input for every reader of outside input, by
+Hypothesis.
 
-It runs the files of a log through random orders of events, then mutates the real inputs of each target of `fuzz/targets.py`. The time is for all together.
-Each check states what must not happen; an input that makes it happen is kept under `build/fuzz/<target>/`. Move it to `tests/data/fuzz/<target>/`, where
-a test tries it again, and correct the fault. Exit status 1 when something was found.
+It runs the files of a log through random orders of events, then mutates the real inputs of each target of
+`fuzz/targets.py`. The time is for all together. Each check states what must not happen; an input that makes it happen
+is kept under `build/fuzz/<target>/`. Move it to `tests/data/fuzz/<target>/`, where a test tries it again, and correct
+the fault. Exit status 1 when something was found.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ _ROUND = 20  # inputs between two looks at the clock
 
 
 def tried(target: Target, seconds: float, first: int, place: Path) -> int:
-    """Try one target for this long. Returns 0, or 1 when something was found; Hypothesis makes that as short as it can."""
+    """Try one target for this long.
+
+    Returns 0, or 1 when something was found; Hypothesis makes that as short as it can.
+    """
     begin, done, number, last, inputs = time.monotonic(), 0, first, b"", target.inputs()
 
     def one(text: bytes) -> None:

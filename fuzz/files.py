@@ -1,9 +1,9 @@
 """The files of a log under random events, compared with a reference that tracks every line.
 
-A writer writes whole lines and halves. Its log is rotated by rename or by copytruncate, compressed, deleted, truncated or
-removed. The follower polls often or seldom, stops, is killed within a poll, and continues from its last save. It must
-return each written line once and in order. Lines may be missing only if their file was gone before it was read, and the
-follower must count that file as lost.
+A writer writes whole lines and halves. Its log is rotated by rename or by copytruncate, compressed, deleted, truncated
+or removed. The follower polls often or seldom, stops, is killed within a poll, and continues from its last save. It
+must return each written line once and in order. Lines may be missing only if their file was gone before it was read,
+and the follower must count that file as lost.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Files(RuleBasedStateMachine):
         budget=st.sampled_from([(256 << 10, 8 << 20), (97, 300), (300, 300)]),
     )
     def begin(self, names: str, regime: str, *, keeps_times: bool, olddir: bool, budget: tuple[int, int]) -> None:
-        """An empty log, a writer that has it open, and a follower; `olddir`: rotated files go to a directory beside it."""
+        """An empty log, a writer that has it open, and a follower; `olddir`: rotated files
+        go to a directory beside it.
+        """
         self.packed: set[Path] = set()
         self.rotated_to = self.folder / "old" if olddir and regime != "link" and names != "svlogd" else self.folder
         self.rotated_to.mkdir(exist_ok=True)
@@ -301,7 +303,8 @@ class Files(RuleBasedStateMachine):
         positions, count = self.saved
         del self.seen_lines[count:]
         self.follower = LogFollower(
-            [str(self.path)], positions=None if positions is None else json.loads(json.dumps(positions)), from_start=True,
+            [str(self.path)], positions=None if positions is None else json.loads(json.dumps(positions)),
+            from_start=True,
             clock=lambda: float(self.now),
         )  # fmt: skip
         self._save()
@@ -380,7 +383,8 @@ class Files(RuleBasedStateMachine):
         seen_lines, written = set(self.seen_lines), set(self.lines)
         missing = [number for number, line in enumerate(self.lines) if line not in seen_lines]
         if (self.rotated_to != self.folder or self.regime == "link") and (self.gone or self.empty):
-            # A directory beside the log, or the files of a link, are recognised by a file that was read before, with text.
+            # A directory beside the log, or the files of a link, are recognised by a file that was read before, with
+            # text.
             self.risky |= set(missing)
             self.unknowable |= set(missing)
         assert set(missing) <= self.risky, ("missing", [self.lines[n] for n in missing if n not in self.risky])

@@ -1,8 +1,9 @@
-"""A real recording with forged lines in its log: what they forge, after which messages, and what the exporter reports of the server.
+"""A real recording with forged lines in its log: what they forge, after which messages, and what the exporter reports
+of the server.
 
-Run as a target of `python -m fuzz`: an input chooses a recording, a message that holds raw words (one of SGLang's, or any text), the place,
-the forged line, and who scrapes how often. With metrics nothing may follow from it, and nothing that happened may be lost. With the log alone
-it counts, but is marked, and the server is never called healthy.
+Run as a target of `python -m fuzz`: an input chooses a recording, a message that holds raw words (one of SGLang's, or
+any text), the place, the forged line, and who scrapes how often. With metrics nothing may follow from it, and nothing
+that happened may be lost. With the log alone it counts, but is marked, and the server is never called healthy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _TRACEBACK = (
     b'Traceback (most recent call last):\n  File "/x/scheduler.py", line 1, in forward_decode\n' + _OUT_OF_MEMORY
 )
 _ARGUMENTS = b"server_args=ServerArgs(" + b", ".join(b"argument_%d=%d" % (n, n) for n in range(60)) + b", tp_size=1)"
-_RETRACTION = b"KV cache pool is full. Retract requests. #retracted_reqs: 99, #new_tokens_gained: 124, #new_token_ratio: 0.0317 -> 0.5260"
+_RETRACTION = (
+    b"KV cache pool is full. Retract requests. #retracted_reqs: 99, #new_tokens_gained: 124,"
+    b" #new_token_ratio: 0.0317 -> 0.5260"
+)
 _START = (
     _ARGUMENTS,
     b"Load weight begin. avail mem=70.00 GB",
@@ -55,7 +59,8 @@ FORGED: dict[str, bytes] = {
     "all lines of a start": b"".join(b"\n%p" + line for line in _START),
     "limits": b"\n%p" + _START[-2],
     "rejections": b'\n%pINFO:     10.0.0.1:5 - "POST /generate HTTP/1.1" 503 Service Unavailable' * 30,
-    "a dead process": b"\n%pSubprocess scheduler_0 (pid=1) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
+    "a dead process": b"\n%pSubprocess scheduler_0 (pid=1) crashed with exit code -9."
+    b" Triggering SIGQUIT for cleanup...",
     "its parent": b"\n%pReceived sigquit from a child process. It usually means the child failed.",
     "watchdog": b"\n%pScheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
     "an order to end": b"\n%pSIGTERM received. signum=None frame=None. Draining requests and shutting down...",
@@ -83,9 +88,8 @@ FORGED: dict[str, bytes] = {
             "behind other ends of a line": "x\u2028%s\u0085%s\v%s\f%s\\n%s\\u000a%s\n".encode(),
         }.items()
     },
-    "a traceback in JSON": b'\n{"ts":1,"message":"%pTool \\nTraceback (most recent call last):\\n  File \\"x.py\\", line 1, in forward_decode\\n'
-    + _OUT_OF_MEMORY
-    + b'"}',
+    "a traceback in JSON": b'\n{"ts":1,"message":"%pTool \\nTraceback (most recent call last):\\n  File \\"x.py\\",'
+    b" line 1, in forward_decode\\n" + _OUT_OF_MEMORY + b'"}',
     "behind a huge line": b"\n" + b"y" * 300_000 + b"\n%p" + _RETRACTION,
 }
 
@@ -118,7 +122,8 @@ CARRIERS: dict[str, bytes] = {
 def play(
     recording: Recording, words: bytes, middle: int, *, scrapers: tuple[float, float] | None, envelope: int = 0
 ) -> tuple[Watch, float]:
-    """Watch a recording at its own times, with these words before line `middle` (`%p`: the prefix at that time), and some time after it.
+    """Watch a recording at its own times, with these words before line `middle` (`%p`: the prefix at that time), and
+    some time after it.
 
     `scrapers`: with metrics, scraped so often. Return the watch and its time at the end.
     """
@@ -190,7 +195,9 @@ def true(place: int, scrapers: tuple[float, float] | None) -> Watch:
 
 
 def carrier(number: int, text: bytes) -> tuple[bytes, bytes]:
-    """Return a message with raw words, `%s`, and what stands in it before the forged line: one of SGLang's, or any that is no event."""
+    """Return a message with raw words, `%s`, and what stands in it before the forged line: one of SGLang's, or any that
+    is no event.
+    """
     if (number := number % (len(CARRIERS) + 1)) < len(CARRIERS):
         return tuple(CARRIERS.values())[number], text.replace(b"%", b"")
     before, _, after = text.replace(b"%", b"").partition(b"|")
@@ -200,7 +207,9 @@ def carrier(number: int, text: bytes) -> tuple[bytes, bytes]:
 
 
 def check_forgery(data: bytes) -> None:
-    """Forged text after any message of any release changes no fact of a server with metrics; with the log alone it is marked."""
+    """Forged text after any message of any release changes no fact of a server with metrics; with the log alone it is
+    marked.
+    """
     if len(data) < 6:
         return
     place = data[0] % len(recordings())

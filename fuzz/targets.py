@@ -1,7 +1,7 @@
 """Fuzz targets: for each kind of outside input a check that raises on whatever must not happen.
 
-A check takes any bytes and returns nothing where they are refused as they should be. Hypothesis mutates real inputs (`seeds`) with pieces of
-others; the tests do the same for a moment, and try again what once failed (`FOUND`).
+A check takes any bytes and returns nothing where they are refused as they should be. Hypothesis mutates real inputs
+(`seeds`) with pieces of others; the tests do the same for a moment, and try again what once failed (`FOUND`).
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ _LAST_DIGIT = re.compile(r"[0-9]$", re.MULTILINE | re.ASCII)
 _ONE_COMMAND = re.compile(r"""(?:(?: |^)(?:"\$[A-Z0-9_]+"|(?:[\w@%+=:,./-]|'[^']*'|"'")+))+""", re.ASCII)
 # What no reader expects, beside the words of real inputs.
 _ODD = (
-    b"", b"\x00", b"\xff\xfe", b"\r", b"\r\n", b"\x1b[31m", b"nan", b"-inf", b"1e999", b"-1", b"9" * 30, b"0x" + b"f" * 40, b"\\ud800", b'"\\UFFFFFFFF"',
-    b"'" * 40, b"{" * 200, b", " * 50, b'"', b"\\n", b"null", b"true", b"!!int ", b"&a ", b"*a", b"---\n", b'{"log":"', b"2025-11-20T11:40:11.5Z stderr P ",
+    b"", b"\x00", b"\xff\xfe", b"\r", b"\r\n", b"\x1b[31m", b"nan", b"-inf", b"1e999", b"-1", b"9" * 30,
+        b"0x" + b"f" * 40, b"\\ud800", b'"\\UFFFFFFFF"',
+    b"'" * 40, b"{" * 200, b", " * 50, b'"', b"\\n", b"null", b"true", b"!!int ", b"&a ", b"*a", b"---\n", b'{"log":"',
+        b"2025-11-20T11:40:11.5Z stderr P ",
     b"(Engine pid=1) ", b'le="+Inf"', b" NaN", b" # {} 1 2", b"_created", PART,
 )  # fmt: skip
 
@@ -130,7 +132,9 @@ def _no_constant(word: str) -> None:
 
 
 def check_lines(data: bytes) -> None:
-    """The reader gives each line one kind, the same every time, with finite figures and no secret; nothing raises that reads or judges them."""
+    """The reader gives each line one kind, the same every time, with finite figures and no secret; nothing raises that
+    reads or judges them.
+    """
     lines, readers = data.split(b"\n"), (Reader(), Reader())
     events, again = ([event for line in lines for event in reader.read(line)] for reader in readers)
     assert repr(events) == repr(again)
@@ -244,7 +248,9 @@ def check_report(data: bytes) -> None:
 
 
 def check_state_file(data: bytes) -> None:
-    """Any state file is restored or ignored, all outputs are written, and the file that is saved afterwards is restored again."""
+    """Any state file is restored or ignored, all outputs are written, and the file that is saved afterwards is restored
+    again.
+    """
     with scratch("state.json", data) as path:
         log = path.with_name("server.log")
         log.write_bytes(b"".join(_log_seeds()[:1]))

@@ -1,4 +1,6 @@
-"""`python -m release check|notes|build|lowest`: what a release needs. Exit status 1 and a line for each thing that is wrong.
+"""`python -m release check|notes|build|lowest`: what a release needs.
+
+Exit status 1 and a line for each thing that is wrong.
 
 check [--tag TAG]  whether every place says the one version, and the changelog has a dated section for it
 notes              the changelog's section of this version, for the release's page
@@ -21,7 +23,10 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)$")
 
 
 def lowest(requirements: list[str]) -> list[str]:
-    """`name>=1.2` as `name==1.2`; what an extra asks for is left out. Raises `ReleaseError` for one without a lower bound."""
+    """`name>=1.2` as `name==1.2`; what an extra asks for is left out.
+
+    Raises `ReleaseError` for one without a lower bound.
+    """
     pinned = []
     for requirement in (entry for entry in requirements if "extra ==" not in entry):
         found = _REQUIREMENT.fullmatch(requirement.replace(" ", ""))

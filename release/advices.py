@@ -3,9 +3,10 @@
     pip download --no-deps --only-binary=:all: --ignore-requires-python sglang==0.5.23 -d build/wheels
     python -m release.advices build/wheels/*.whl
 
-Every text that SGLang logs as info, warning, error or critical, raises or asserts, and that names a flag, an argument or an environment variable, is a
-row of `exporter/sglang_tuning_exporter/sglang/advices.json`: the constant words of the text, and what follows from them by the rules below. Where a
-rule errs, `advice_corrections.yaml` beside this file has the answer. Nothing of SGLang's code is kept.
+Every text that SGLang logs as info, warning, error or critical, raises or asserts, and that names a flag, an argument
+or an environment variable, is a row of `exporter/sglang_tuning_exporter/sglang/advices.json`: the constant words of the
+text, and what follows from them by the rules below. Where a rule errs, `advice_corrections.yaml` beside this file has
+the answer. Nothing of SGLang's code is kept.
 
 A text is kept with its holes, `{}`, and the number that it advises, `{n}` or `{n=600}` where that is constant.
 """
@@ -31,23 +32,25 @@ PLACE = Path(__file__).parent.parent / "exporter" / "sglang_tuning_exporter" / "
 FLAGS = PLACE.parent / "args" / "flags.json"
 CORRECTIONS = Path(__file__).with_name("advice_corrections.yaml")
 ABOUT = (
-    "Texts that SGLang (Apache-2.0, see NOTICE) logs, raises or asserts and that name a flag, an argument or an environment variable,"
-    " with `{}` for what varies."
-    " Generated from its wheels by `python -m release.advices`. A row: id, text ({n}: the number that it advises, {n=600}: the same, constant), kind, role,"
-    " flags and variables with their direction (+ increase, - decrease, = set, ! unset, nothing: only named),"
-    " the first and the last of the releases that have it."
+    "Texts that SGLang (Apache-2.0, see NOTICE) logs, raises or asserts and that name a flag, an argument or an"
+    " environment variable, with `{}` for what varies. Generated from its wheels by `python -m release.advices`. A row:"
+    " id, text ({n}: the number that it advises, {n=600}: the same, constant), kind, role, flags and variables with"
+    " their direction (+ increase, - decrease, = set, ! unset, nothing: only named), the first and the last of the"
+    " releases that have it."
 )
 
 # The server, its start and what it runs; not its benchmarks, its client language and the server of diffusion models.
 _PATHS = re.compile(r"sglang/(?:srt|cli|jit_kernel|kernels)/|sglang/(?:launch_server|utils|profiler)\.py")
 _NOT_SERVING = re.compile(r"/tests?/|/test_|benchmark|/bench_|/debug_utils/|/testing/")
 _LEVELS = {
-    "info": "info", "warning": "warning", "warn": "warning", "error": "error", "exception": "error", "critical": "critical",
+    "info": "info", "warning": "warning", "warn": "warning", "error": "error", "exception": "error",
+    "critical": "critical",
     "info_once": "info", "warning_once": "warning", "error_once": "error",
 }  # fmt: skip
 _FUNCTIONS = {
     "log_info_on_rank0": "info", "rank0_log": "info", "print_info_once": "info",
-    "print_warning_once": "warning", "print_deprecated_warning": "warning", "log_warning_on_rank0": "warning", "warn": "warning",
+    "print_warning_once": "warning", "print_deprecated_warning": "warning", "log_warning_on_rank0": "warning",
+    "warn": "warning",
 }  # fmt: skip
 # What ends one request, with the place of its text; it is logged with the request's id behind it.
 _ABORTED = {"set_finish_with_abort": 0, "prepare_abort": 1, "FINISH_ABORT": 0}
@@ -66,11 +69,13 @@ _VARIABLE = re.compile(
     r"(?<![A-Za-z0-9_\0])(?:SGLANG|SGL|NCCL|GLOO|MC|HCCL|MOONCAKE|NVSHMEM|DEEPEP|DG)_[A-Z0-9_]*[A-Z0-9](?![\w\0])"
 )
 _READ_FROM_ENVIRONMENT = re.compile(
-    r"""(?:environ(?:\.get\(|\[|\.setdefault\()|getenv\(|get_bool_env_var\(|get_int_env_var\()\s*["']([A-Z][A-Z0-9]*_[A-Z0-9_]+)["']"""
+    r"""(?:environ(?:\.get\(|\[|\.setdefault\()|getenv\(|get_bool_env_var\(|get_int_env_var\()"""
+    r"""\s*["']([A-Z][A-Z0-9]*_[A-Z0-9_]+)["']"""
 )
 
 _HAS_CONSTANTS = re.compile(r"^_?[A-Z][A-Z0-9]*_[A-Z0-9_]+ = (?:\(\n +)?[\"']", re.MULTILINE)
-# A line of source with a quotation mark and a name of the kind that is looked for; without one a file need not be parsed.
+# A line of source with a quotation mark and a name of the kind that is looked for; without one a file need not be
+# parsed.
 _SAYS_SOMETHING = re.compile(r"[\"'][^\n]*(?:--[a-z]|[a-z]_[a-z]|[A-Z]_[A-Z])")
 
 
@@ -271,9 +276,12 @@ def _joined(parts: list[list[str]]) -> list[str]:
 
 
 _ALIASES = {
-    "--tp": "--tp-size", "--tensor-parallel-size": "--tp-size", "--dp": "--dp-size", "--data-parallel-size": "--dp-size",
-    "--ep": "--ep-size", "--expert-parallel-size": "--ep-size", "--pp": "--pp-size", "--pipeline-parallel-size": "--pp-size",
-    "--model": "--model-path", "--enable-custom-logits-processor": "--enable-custom-logit-processor",  # SGLang's own misspelling
+    "--tp": "--tp-size", "--tensor-parallel-size": "--tp-size", "--dp": "--dp-size",
+    "--data-parallel-size": "--dp-size",
+    "--ep": "--ep-size", "--expert-parallel-size": "--ep-size", "--pp": "--pp-size",
+    "--pipeline-parallel-size": "--pp-size",
+    # SGLang's own misspelling
+    "--model": "--model-path", "--enable-custom-logits-processor": "--enable-custom-logit-processor",
 }  # fmt: skip
 
 
@@ -343,15 +351,18 @@ _BY = re.compile(
     re.IGNORECASE,
 )
 _NOT = re.compile(
-    r"\b(?:not|never|cannot|can't|incompatible|conflicts?|unsupported|mutually exclusive|ignored|when|if|because|since)\b",
+    r"\b(?:not|never|cannot|can't|incompatible|conflicts?|unsupported|mutually"
+    r" exclusive|ignored|when|if|because|since)\b",
     re.IGNORECASE,
 )
 # `--a to a smaller value`; `--a must be at least 2`
 _TO_A_VALUE = re.compile(
-    rf"[`'\"]*\s(?:[^.;,]{{0,20}}\b)?to (?:be )?(?:an? |something )?(?:much |slightly )?(?:(?P<up>{_SIZES[0]})|(?P<down>{_SIZES[1]}))\b"
+    r"[`'\"]*\s(?:[^.;,]{0,20}\b)?to (?:be )?(?:an? |something )?(?:much |slightly"
+    rf" )?(?:(?P<up>{_SIZES[0]})|(?P<down>{_SIZES[1]}))\b"
 )
 _MUST = re.compile(
-    r"[`'\"]*(?: \([^)]{0,40}\))? (?:must|should|has to|needs to|need to) be (?P<not>not )?(?:(?P<up>greater|larger|higher|at least|>|increased|raised)"
+    r"[`'\"]*(?: \([^)]{0,40}\))? (?:must|should|has to|needs to|need to) be (?P<not>not"
+    r" )?(?:(?P<up>greater|larger|higher|at least|>|increased|raised)"
     r"|(?P<down>smaller|less|lower|at most|<|reduced|lowered|decreased)|(?P<off>unset|disabled|removed|None|False)|)"
 )
 _STATED = (
@@ -362,7 +373,8 @@ _STATED = (
             r"|dropp(?:ed|ing)|cleared|(?:set|setting|reset) to (?:False|None)|=False)\b", re.IGNORECASE), "!"),
     (
         re.compile(
-            r"\b(?:set|enabl(?:ed|ing)|chang(?:ed?|ing)|adjust(?:ed|ing)?|overrid(?:e|den|ing)|forc(?:ed|ing)|defaults?|defaulting|setting|switch(?:ed|ing)"
+            r"\b(?:set|enabl(?:ed|ing)|chang(?:ed?|ing)|adjust(?:ed|ing)?|overrid(?:e|den|ing)|forc(?:ed|ing)"
+            r"|defaults?|defaulting|setting|switch(?:ed|ing)"
             r"|resolved|configured|using)\b",
             re.IGNORECASE,
         ),
@@ -374,11 +386,15 @@ _STRENGTH = ("", "=", "!", "-", "+")  # of two mentions of a flag the one that s
 _CLAUSE = re.compile(r"[.;:!?](?=\s|$|[A-Z])|,\s| or (?=[a-z]+ )| and (?=[a-z]+ )|\((?!or )")
 _ALSO = re.compile(r"[\s`'\"]*(?:=\S+)?(?:,|/|\bor|\band|\(or|, or|, and|and/or)[\s`'\"]*")
 _NUMBER = r"(?P<n>\0|-?\d+(?:\.\d+)?)(?!\d|\.\d|-\d|\.\s\S*-|[\w-]*[A-Za-z_(])"
-_BETWEEN = r"(?:\s(?!needs\b|requires?\b|supports?\b|with\b|got\b|has\b|gives\b|and\b|or\b|on\b|for\b|but\b|which\b|when\b|than\b)\w+){0,4}?"
+_BETWEEN = (
+    r"(?:\s(?!needs\b|requires?\b|supports?\b|with\b|got\b|has\b|gives\b|and\b|or\b|on\b|for\b|but\b|which\b"
+    r"|when\b|than\b)\w+){0,4}?"
+)
 _ADVISED = (
     re.compile(rf"^[`'\"]?{_BETWEEN}\s?from:? (?:the )?(?:requested )?\S{{1,20}} to:? ['\"`]?{_NUMBER}"),
     re.compile(
-        rf"^['\"`]?{_BETWEEN}\s?(?:\b(?:above|below|at least|at most|over|under|than|exceed|up to|to|of|be)|>=?|<=?|==|≥|≤|->):?\s*(?:or equal to\s*)?"
+        rf"^['\"`]?{_BETWEEN}\s?(?:\b(?:above|below|at least|at most|over|under|than|exceed|up"
+        r" to|to|of|be)|>=?|<=?|==|≥|≤|->):?\s*(?:or equal to\s*)?"
         rf"(?:at least\s*|at most\s*|about\s*|around\s*|>=?\s*)?['\"`]?{_NUMBER}"
     ),
     re.compile(rf"^['\"`]?(?:=| = | |: )['\"`]?{_NUMBER}"),
@@ -449,7 +465,9 @@ def _stated(words: str, names: list[Named], at: int) -> str:
 
 
 def number_in(words: str, names: list[Named], ways: list[str], role: str) -> tuple[int, int] | None:
-    """Where the number stands that a text gives for a flag: of what was decided the last one, which is what became of it."""
+    """Where the number stands that a text gives for a flag: of what was decided the last one, which is what became of
+    it.
+    """
     given = [at for at, way in enumerate(ways) if way and way == _strongest(names, ways)[names[at].name]]
     for pattern in _ADVISED:
         for at in given[:: -1 if role == "decision" else 1]:
@@ -465,7 +483,8 @@ def number_in(words: str, names: list[Named], ways: list[str], role: str) -> tup
 _RECOMMENDS = re.compile(
     r"\b(?:consider|try|please(?! (?:raise|file|open|report|note|beware|refer|see|check|install|be|contact)\b)|should"
     r"|recommend\w*|suggest\w*|you (?:can|may|might|could|need)|better to|"
-    r"to (?:raise|increase|improve|reduce|lower|fix|resolve) (?:it|this)|can be (?:increased|raised|lowered|reduced)|may need)\b"
+    r"to (?:raise|increase|improve|reduce|lower|fix|resolve) (?:it|this)|can be"
+    r" (?:increased|raised|lowered|reduced)|may need)\b"
     r"|(?:^|[.;:!?]\s*|,\s|\bor |\band |\bto \w+, )(?:set|use|pass|specify|lower|raise"
     r"|reduce|increase|decrease|add|export|remove|rerun|unset|choose|shrink|grow)\b",
     re.IGNORECASE,
@@ -479,15 +498,18 @@ _OPT_OUT = re.compile(
 _STRONGLY = re.compile(r"\b(?:consider|recommend\w*|suboptimal|sub-optimal|out[- ]of[- ]memory|OOM)\b", re.IGNORECASE)
 _DEPRECATED = re.compile(r"\bdeprecated\b|will be removed|is obsolete|has been (?:renamed|removed)", re.IGNORECASE)
 _OF_A_REQUEST = re.compile(
-    r"srt/(?:entrypoints/(?:openai|anthropic|ollama|http_server|v1_|grpc|harmony|request)|openai_api|function_call|parser|sampling|managers/(?:io_struct|tokenizer_manager|tokenizer_manager_\w+|multimodal_processor|session|io_)|"
+    r"srt/(?:entrypoints/(?:openai|anthropic|ollama|http_server|v1_|grpc|harmony|request)|openai_api|function_call"
+    r"|parser|sampling|managers/(?:io_struct|tokenizer_manager|tokenizer_manager_\w+|multimodal_processor|session|io_)|"
     r"session|constrained|multimodal|conversation|code_completion|reasoning_parser|jinja|grpc)"
 )
 _AT_THE_START = re.compile(
-    r"init|launch|load|setup|configure|validate_args|check|post_init|warmup|start|run_|create|build|resolve|_handle_|parse",
+    r"init|launch|load|setup|configure|validate_args|check|post_init|warmup|start|run_|create|build|resolve|_handle_"
+    r"|parse",
     re.IGNORECASE,
 )
 _OF_REQUESTS = re.compile(
-    r"validate.*request|_request|request_|handle_.*req|tokenize_one|verify|normalize|generate|add_.*req|process_input|prepare_for",
+    r"validate.*request|_request|request_|handle_.*req|tokenize_one|verify|normalize|generate|add_.*req|process_input"
+    r"|prepare_for",
     re.IGNORECASE,
 )
 

@@ -24,7 +24,10 @@ class ReleaseError(Exception):
 
 
 def committed(target: Path, commit: str = "HEAD") -> int:
-    """Write the files of a commit under `target`. Returns its time, seconds since the epoch. Raises `ReleaseError` without git."""
+    """Write the files of a commit under `target`.
+
+    Returns its time, seconds since the epoch. Raises `ReleaseError` without git.
+    """
     packed = target.with_suffix(".tar")
     try:
         with packed.open("wb") as file:
@@ -42,8 +45,8 @@ def committed(target: Path, commit: str = "HEAD") -> int:
 def unpack(archive: Path, target: Path) -> None:
     """Write the files, folders and symbolic links of a tar archive under `target`; hard links and devices are left out.
 
-    Raises `ReleaseError` for a member that lies, or a link that leads, outside `target`. The filter of `extractall` refuses the same, but came
-    with Python 3.10.12 and 3.11.4, and Debian 12 has 3.11.2.
+    Raises `ReleaseError` for a member that lies, or a link that leads, outside `target`. The filter of `extractall`
+    refuses the same, but came with Python 3.10.12 and 3.11.4, and Debian 12 has 3.11.2.
     """
     target = target.resolve()
     with tarfile.open(archive) as packed:
@@ -81,9 +84,12 @@ def copied(target: Path, root: Path = ROOT) -> None:
 
 
 def build(tree: Path, output: Path, epoch: int, *, isolated: bool) -> list[Path]:
-    """Build the sdist and from it the wheel: their paths. `isolated`: with the backend of `constraints.txt` from the index; else with this environment's.
+    """Build the sdist and from it the wheel: their paths.
 
-    `epoch`, in seconds, is the time that everything in the archives gets. Raises `ReleaseError` with the tool's last words.
+    `isolated`: with the backend of `constraints.txt` from the index; else with this environment's.
+
+    `epoch`, in seconds, is the time that everything in the archives gets. Raises `ReleaseError` with the tool's last
+    words.
     """
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "PIP_CONSTRAINT": str(CONSTRAINTS)}
     flags = [] if isolated else ["--no-isolation"]

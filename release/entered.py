@@ -1,7 +1,9 @@
-"""`python -m release.entered report|line LOG OUTPUT`: which functions the exporter enters, in a process of its own, for `release.measure`.
+"""`python -m release.entered report|line LOG OUTPUT`: which functions the exporter enters, in a process of its own, for
+`release.measure`.
 
 report  one `report` of the log; what runs while a module is imported is not counted
-line    the log up to the line before its last retraction is the history of a running `serve`, which has shown its page once; counted
+line    the log up to the line before its last retraction is the history of a running `serve`, which has shown its page
+once; counted
         is what happens from the moment that this line is appended until the page has been shown again
 
 OUTPUT gets a list: the file, the first line and the name of each function.

@@ -1,8 +1,10 @@
-"""`python -m release.measure [REVISION …]`: what a reader of the code must meet, for each revision and for the working tree, as a table.
+"""`python -m release.measure [REVISION …]`: what a reader of the code must meet, for each revision and for the working
+tree, as a table.
 
-Counted: the modules of the core, of the package and of the tools beside it; what one `report` of a log with retractions runs through;
-and the way of one appended line to the page of a running exporter. Every tree gets the same log. Tables that a script extracts are
-no code: they are `.json`, and have a row of their own, as texts and rows by hand outside of modules have.
+Counted: the modules of the core, of the package and of the tools beside it; what one `report` of a log with retractions
+runs through; and the way of one appended line to the page of a running exporter. Every tree gets the same log. Tables
+that a script extracts are no code: they are `.json`, and have a row of their own, as texts and rows by hand outside of
+modules have.
 """
 
 from __future__ import annotations
@@ -109,7 +111,9 @@ def code(found: list[Module]) -> Figures:
 
 
 def definitions(parsed: ast.Module) -> dict[tuple[int, str], Function]:
-    """Give the functions of a module by their first line and name, which is what a code object has of them in every Python."""
+    """Give the functions of a module by their first line and name, which is what a code object has of them in every
+    Python.
+    """
     found: dict[tuple[int, str], Function] = {}
 
     def within(node: ast.AST, outer: tuple[str, ...], owner: str) -> None:
@@ -151,7 +155,9 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _foreign(module: Module) -> Iterator[str]:
-    """Give each name that a module imports from another room of the package, or of the tools, with where it comes from."""
+    """Give each name that a module imports from another room of the package, or of the
+    tools, with where it comes from.
+    """
     for node in ast.walk(module.parsed):
         if isinstance(node, ast.ImportFrom) and not node.level and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -215,7 +221,9 @@ def _entered(tree: Path, kind: str, seed: int) -> set[Place]:
 
 
 def met(places: Iterable[Place], tree: Path) -> Figures:
-    """Give how many modules, classes and functions of the package these are: a class by a method of its own, a function by its `def`."""
+    """Give how many modules, classes and functions of the package these are: a class by a method of its own, a function
+    by its `def`.
+    """
     package = tree / "exporter" / PACKAGE
     files: dict[Path, dict[tuple[int, str], Function]] = {}
     found = set()

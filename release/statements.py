@@ -65,7 +65,9 @@ def sections(changelog: str) -> list[Section]:
 
 
 def unreleasable(root: Path, tag: str | None = None) -> list[str]:
-    """What keeps this version from being released beside contradictions: a changelog without its date, a tag of another version."""
+    """What keeps this version from being released beside contradictions: a changelog without its date, a tag of another
+    version.
+    """
     own, wrong = version(root), contradictions(root)
     found = {section.version: section for section in sections((root / "CHANGELOG.md").read_text(encoding="utf-8"))}
     if own not in found or not found[own].text:

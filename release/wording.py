@@ -1,4 +1,5 @@
-"""Find words that readers should not meet, and names of tests that are no sentence: `python -m release.wording` prints each with its place.
+"""Find words that readers should not meet, and names of tests that are no sentence: `python -m release.wording` prints
+each with its place.
 
 `python -m release.wording FILE …` checks these files instead of the listed ones.
 """
@@ -32,7 +33,9 @@ def found(text: str, words: list[tuple[re.Pattern[str], str]]) -> Iterator[tuple
 
 
 def passages(path: Path) -> Iterator[tuple[int, str]]:
-    """Give a file's prose with line numbers: docstrings, comments and literals with a space of Python, else all text but code spans."""
+    """Give a file's prose with line numbers: docstrings, comments and literals with a space of Python, else all text
+    but code spans.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         text = text.replace(r"\n", "  ")  # the n of an escaped line end is no part of the next word

@@ -79,7 +79,10 @@ Checks: TypeAlias = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`check` gets the way in and the answers over time: one by `report`, one a step live. `ask` replaces the usual way of asking."""
+    """`check` gets the way in and the answers over time: one by `report`, one a step live.
+
+    `ask` replaces the usual way of asking.
+    """
 
     name: str
     recording: Callable[[], Recording]

@@ -1,7 +1,8 @@
-"""A clock that is moved by hand, for a process and all its threads; a module that is imported after this one takes it for the real one.
+"""A clock that is moved by hand, for a process and all its threads; a module that is imported after this one takes it
+for the real one.
 
-Waits with a time-out end when the clock has come to it, and asyncio keeps the real time. A client of the stand-in that gets no answer times out
-as soon as the clock has moved by as much.
+Waits with a time-out end when the clock has come to it, and asyncio keeps the real time. A client of the stand-in that
+gets no answer times out as soon as the clock has moved by as much.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def move(to: float) -> None:
 
 asyncio.BaseEventLoop.time = lambda _self, steady=time.perf_counter: steady()  # type: ignore[method-assign,misc]
 time.time = time.monotonic = now
-threading._time = queue.time = now  # type: ignore[attr-defined] # noqa: SLF001 - taken from `time` before this file could replace it
+# Taken from `time` before this file could replace it
+threading._time = queue.time = now  # type: ignore[attr-defined] # noqa: SLF001
 threading.Condition.wait = _wait  # type: ignore[method-assign]
-queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined,misc] # noqa: SLF001 - the one in C waits by the real clock
+# The one in C waits by the real clock
+queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined,misc] # noqa: SLF001
 socket.socket.recv_into = _receive  # type: ignore[assignment,method-assign]

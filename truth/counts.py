@@ -1,4 +1,7 @@
-"""Every capture, recording and log with a known count: retractions, failures, starts, HTTP 5xx. Truth: `cases/counts.yaml`."""
+"""Every capture, recording and log with a known count: retractions, failures, starts, HTTP 5xx.
+
+Truth: `cases/counts.yaml`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Run the product with a clock moved by hand: the only file that imports it, and only its public start.
 
-Each line of standard input is a job, each line of standard output its answer, as JSON. A job is a command (`argv`, `stdin`), or a live
-server (`argv`, `log`, `chunks`, `pages`, `begin`, `end`, `step`, `every`): the log grows and a stand-in for SGLang on loopback answers as the
-recording says, while the clock goes on by `step` seconds. Every job has a process of its own, forked after the product is imported.
+Each line of standard input is a job, each line of standard output its answer, as JSON. A job is a command (`argv`,
+`stdin`), or a live server (`argv`, `log`, `chunks`, `pages`, `begin`, `end`, `step`, `every`): the log grows and a
+stand-in for SGLang on loopback answers as the recording says, while the clock goes on by `step` seconds. Every job has
+a process of its own, forked after the product is imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""One recording, every way in: equal or within a tenth; else the poorer source is silent or less certain, never different.
+"""One recording, every way in: equal or within a tenth; else the poorer source is silent or less certain, never
+different.
 
-Compared with what the richest way in says (log and metrics): the verdict (the headline of `report` beside the worst that was said live),
-since when, the advice, and over the load until its end the mean wait, the mean token usage and the retractions.
+Compared with what the richest way in says (log and metrics): the verdict (the headline of `report` beside the worst
+that was said live), since when, the advice, and over the load until its end the mean wait, the mean token usage and the
+retractions.
 """
 
 from __future__ import annotations
@@ -60,7 +62,10 @@ def cases() -> Iterator[Case]:
 
 
 def ask(case: Case) -> list[Answer]:
-    """Return an answer by each way in: the one at the end, or the worst said live; and all that the richest said. `text` names way or verdict."""
+    """Return an answer by each way in: the one at the end, or the worst said live; and all that the richest said.
+
+    `text` names way or verdict.
+    """
     recording, answers = case.recording(), list[Answer]()
     _, until = _load(recording)
     cut = replace(recording, log=tuple(chunk for chunk in recording.log if chunk[0] <= until))
@@ -102,7 +107,9 @@ def _load(recording: Recording) -> tuple[float, float]:
 
 
 def _worst(recording: Recording, answers: Sequence[Answer], *, logged: bool) -> Answer:
-    """Return the last answer with the worst verdict that was said for a while under load, with the figures of the load's end."""
+    """Return the last answer with the worst verdict that was said for a while under load, with the figures of the
+    load's end.
+    """
     begin, until = _load(recording)
     under = [each for each in answers if begin <= each.at <= until] or list(answers)
     held: dict[str, float] = {}
@@ -162,5 +169,6 @@ def _alike(rich: str, poor: str) -> bool:
 
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "verdict": eq, "since": lambda rich, poor: abs(rich - poor) <= SINCE_SECONDS,
-    "wait": lambda rich, poor: _near(rich, poor) or abs(rich - poor) <= WAIT_SECONDS, "usage": _near, "retractions": eq, "advice": _alike,
+    "wait": lambda rich, poor: _near(rich, poor) or abs(rich - poor) <= WAIT_SECONDS, "usage": _near, "retractions": eq,
+    "advice": _alike,
 }  # fmt: skip

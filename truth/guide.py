@@ -1,4 +1,6 @@
-"""What SGLang's tuning guide says, statement by statement: figures of a load, and what a reader of the guide would answer."""
+"""What SGLang's tuning guide says, statement by statement: figures of a load, and what a reader of the guide would
+answer.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def _moments(often: Given, minutes: float) -> list[float]:
 
 
 def _traffic(at: float, release: str, rank: str, load: Given) -> Iterator[tuple[float, str]]:
-    """Print decode lines of these figures and the prefill lines that replace what ends; for a share of each minute `part` holds."""
+    """Print decode lines of these figures and the prefill lines that replace what ends; for a share of each minute
+    `part` holds.
+    """
     every, prompt, chunk = load["every"], load["prompt"], load["chunk"]
     before, owed = 0, 0.0
     for step in range(int(load["minutes"] * 60 / every)):
@@ -146,7 +150,8 @@ def check(expect: Given, release: str, start: Any, way: str, answers: Sequence[A
     """Compare the last answer with what is expected of it; what only `report` says is asked of it alone."""
     answer, text = answers[-1], re.sub(r"\s+", " ", answers[-1].text)
     alerts = {re.sub(r"(?<!^)(?=[A-Z])", "_", name.removeprefix("SGLang")).lower() for name in answer.alerts}
-    now = r'sglang_tuning_(?:alert|diagnosis_active)\{.*diagnosis="(\w+)"'  # live; an older version of the product has the second
+    # live; an older version of the product has the second
+    now = r'sglang_tuning_(?:alert|diagnosis_active)\{.*diagnosis="(\w+)"'
     alerts |= {match[1] for name, value in answer.metrics.items() if value == 1 and (match := re.match(now, name))}
     found = {finding.diagnosis for finding in answer.findings}
     sets = {"verdict": {answer.verdict}, "finding": found, "confidence": {answer.confidence}, "alert": alerts}

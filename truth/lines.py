@@ -1,4 +1,7 @@
-"""SGLang's lines of several releases, made of figures; their forms are data, starts are cut from real ones. Times are UTC."""
+"""SGLang's lines of several releases, made of figures; their forms are data, starts are cut from real ones.
+
+Times are UTC.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,9 @@ def _filled(kind: str, release: str, fields: Mapping[str, Any]) -> str:
 def decode(
     at: float, release: str = "0.5.23", *, rank: str = "", running: int, tokens: int, usage: float, **more: Any
 ) -> str:
-    """Print a decode line; more: `queue`, which it always has, `throughput`, `graph` (None: not said), `accept_len`, `swa_usage` …"""
+    """Print a decode line; more: `queue`, which it always has, `throughput`, `graph` (None: not said), `accept_len`,
+    `swa_usage` …
+    """
     given = {"running": running, "tokens": tokens, "usage": usage}
     given = {"largest_len": 3120, "throughput": 20.0 * running, "graph": True, **more, **given}
     return _line(at, release, rank, _filled("decode", release, given))
@@ -55,7 +60,9 @@ def decode(
 def prefill(
     at: float, release: str = "0.5.23", *, rank: str = "", new_seqs: int, new_tokens: int, cached: int, **more: Any
 ) -> str:
-    """Print a prefill line; more: `usage`, `running` and `queue`, which it always has, `pending_token`, `throughput` …"""
+    """Print a prefill line; more: `usage`, `running` and `queue`, which it always has,
+    `pending_token`, `throughput` …
+    """
     given = {"new_seqs": new_seqs, "new_tokens": new_tokens, "cached": cached, **more}
     usual = {"throughput": new_tokens / 0.6, "graph": False, "optimistic": 0 if "bootstrap" in more else None}
     usual["pending_token"] = more["queue"] * new_tokens // max(1, new_seqs)
@@ -73,7 +80,9 @@ def retraction(
 
 
 def out_of_memory(at: float, release: str, phase: str, rank: str = "TP0") -> list[str]:
-    """Print an end for want of memory in `prefill`, `decode`, `capture` or `load`; `prefill pool`: the allocator's words."""
+    """Print an end for want of memory in `prefill`, `decode`, `capture` or `load`; `prefill pool`: the allocator's
+    words.
+    """
     first, *rest = _of(_FORMS["out_of_memory"][phase], release).splitlines()
     return [_line(at, release, rank, first), *rest]
 
@@ -113,7 +122,8 @@ def _arguments(printed: str, given: dict[str, Any]) -> str:
 def start(at: float, release: str = "0.5.23", **arguments: Any) -> list[str]:
     """Print a start until the server is ready, with arguments of that release in place and what it measures.
 
-    Measured: `weights` and `available_gpu_mem` (GB), `architecture`, `max_total_num_tokens`, `context_len`, `running_limit`.
+    Measured: `weights` and `available_gpu_mem` (GB), `architecture`, `max_total_num_tokens`, `context_len`,
+    `running_limit`.
     """
     figures: dict[str, Any] = {"available_gpu_mem": 9.87, "weights": 16.46, "architecture": "LlamaForCausalLM"}
     figures |= {"max_total_num_tokens": 1040384, "context_len": 131072}

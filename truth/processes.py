@@ -1,4 +1,6 @@
-"""The driver proven: the command line as a process of its own says the same, of twenty logs by `report` and of a dozen servers in real time."""
+"""The driver proven: the command line as a process of its own says the same, of twenty logs by `report` and of a dozen
+servers in real time.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from truth.stand_in import StandIn, get
 CAPTURES = ROOT / "tests" / "captures"
 LOGS = 20
 REAL_TIME = (
-    "limit-6-chunks-128", "long-answers-tiny-pool", "healthy-chat", "healthy-probes", "retry-storm", "page-512", "prefixes-cache-off",
+    "limit-6-chunks-128", "long-answers-tiny-pool", "healthy-chat", "healthy-probes", "retry-storm", "page-512",
+    "prefixes-cache-off",
     "prompts-beyond-the-pool", "refused-503", "one-token-answers", "early-chunks", "late-by-prefill",
 )  # fmt: skip
 SIDE_BY_SIDE = 6  # more of them would keep each other waiting
@@ -80,7 +83,9 @@ def all_at_once() -> dict[str, Answer]:
 
 
 def watch(recording: Recording) -> Answer:
-    """Run the exporter beside the server, as it was; return what it says at the end, with the exit status after SIGTERM."""
+    """Run the exporter beside the server, as it was; return what it says at the end, with the exit status after
+    SIGTERM.
+    """
     shift = [time.time() - recording.begin]
     stand_in = StandIn(recording.pages, lambda: time.time() - shift[0])
     with socket.socket() as free, tempfile.TemporaryDirectory(prefix="truth-") as folder:

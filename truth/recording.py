@@ -1,4 +1,7 @@
-"""What a server printed and answered, and when: the input of every case. Times are unix seconds; a log's own are read as UTC."""
+"""What a server printed and answered, and when: the input of every case.
+
+Times are unix seconds; a log's own are read as UTC.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A log as chunks of bytes with the time each was written, the server's answers, and when it started, was ready and ended."""
+    """A log as chunks of bytes with the time each was written, the server's answers, and when it started, was ready and
+    ended.
+    """
 
     log: tuple[tuple[float, bytes], ...]
     pages: tuple[Page, ...] = ()
@@ -51,7 +56,9 @@ class Recording:
 
 
 def timed(log: bytes, begin: float = 0.0) -> Iterator[tuple[float, bytes]]:
-    """Place each line at its printed second, several of one second evenly over it; a line without a time follows its predecessor."""
+    """Place each line at its printed second, several of one second evenly over it; a line without a time follows its
+    predecessor.
+    """
     placed, second = [], begin
     for line in io.BytesIO(log):
         found = _STAMP.search(line[:64])
@@ -65,7 +72,9 @@ def timed(log: bytes, begin: float = 0.0) -> Iterator[tuple[float, bytes]]:
 
 
 def of_log(log: bytes) -> Recording:
-    """Make a recording of a log alone; the exporter starts a second before its first line and is asked until some time after its last."""
+    """Make a recording of a log alone; the exporter starts a second before its first line and is asked until some time
+    after its last.
+    """
     first = next(
         (float(timegm((*map(int, found.groups()), 0, 0, 0))) for found in _STAMP.finditer(log)), 1_700_000_000.0
     )
@@ -76,7 +85,9 @@ def of_log(log: bytes) -> Recording:
 
 @lru_cache(maxsize=4)
 def read(path: Path) -> Recording:
-    """Read a log (`.log`, `.log.gz`), or a capture: a folder or a `.tar.xz` with `server.log`, pages and `events.jsonl`."""
+    """Read a log (`.log`, `.log.gz`), or a capture: a folder or a `.tar.xz` with `server.log`, pages and
+    `events.jsonl`.
+    """
     if path.is_dir():
         return of_files({each.name: each.read_bytes() for each in path.iterdir() if each.is_file()})
     if path.name.endswith(".tar.xz"):
@@ -125,7 +136,9 @@ def _pages(files: Mapping[str, bytes], events: Iterable[Mapping[str, object]]) -
 
 
 def _answers(files: Mapping[str, bytes], kept: list[Page]) -> Iterator[Page]:
-    """Read the tables of what was asked for and what came; a scrape whose text was not kept had that of the one before it."""
+    """Read the tables of what was asked for and what came; a scrape whose text was not kept had that of the one before
+    it.
+    """
     for path, table in (("/metrics", "scrapes.tsv"), ("/health", "health.tsv"), ("/health_generate", "health.tsv")):
         for row in files.get(table, b"").decode().splitlines():
             at, status = _answer(row)
@@ -137,7 +150,9 @@ def _answers(files: Mapping[str, bytes], kept: list[Page]) -> Iterator[Page]:
 
 
 def _answer(row: str) -> tuple[float, int | str]:
-    """Read a row of `scrapes.tsv` or `health.tsv`, with or without a number in front; whoever asks gives up before a late answer comes."""
+    """Read a row of `scrapes.tsv` or `health.tsv`, with or without a number in front; whoever asks gives up before a
+    late answer comes.
+    """
     cells = row.split("\t")
     at, status, took = cells[1:4] if cells[0].isdigit() and len(cells) > 3 else cells[:3]
     if status.isdigit() and float(took) < _LATE_MILLISECONDS:

@@ -1,6 +1,9 @@
-"""Simulated servers: what limits each is found by changing its flags in the model. A third of the sets are drawn at each run.
+"""Simulated servers: what limits each is found by changing its flags in the model.
 
-`python -m truth.simulated [FAMILY …]` draws the others again and keeps them, with what is right, in `cases/simulated.yaml`.
+A third of the sets are drawn at each run.
+
+`python -m truth.simulated [FAMILY …]` draws the others again and keeps them, with what is right, in
+`cases/simulated.yaml`.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ _SEEN, _FREQUENT = (
 
 
 def _specs() -> Iterator[tuple[str, Given, int]]:
-    """Give each set's name, what it is drawn from, and its number: of three, one is drawn at the run; the first is asked by each way."""
+    """Give each set's name, what it is drawn from, and its number: of three, one is drawn at the run; the first is
+    asked by each way.
+    """
     for family, spec in SETTINGS["families"].items():
         yield from ((f"{family}/{number}", spec, number) for number in range(1, spec.get("sets", 10) + 1))
     for answer, prompt, most in product((50, 100, 200, 400), (100, 400, 1200), (512, 1024, 2048, 4096, 0)):
@@ -59,7 +64,9 @@ def _draw(given: Given, chance: Random, known: Given) -> dict[str, Any]:
 
 
 def _try(change: Given, server: Given, loads: Sequence[Given], seed: int, what: str) -> list[float]:
-    """Return how well it goes for each load after a change, more is better; nothing where it is none, or goes the other way."""
+    """Return how well it goes for each load after a change, more is better; nothing where it is none, or goes the other
+    way.
+    """
     new = {**SETTINGS["server"], **server}
     for name, value in change.get("server", {}).items():
         old, way = new[name], change["flags"][0].rpartition(" ")[2]
@@ -78,7 +85,9 @@ def _try(change: Given, server: Given, loads: Sequence[Given], seed: int, what: 
 
 
 def _truth(spec: Given, server: Given, loads: Sequence[Given], seed: int) -> dict[str, Any] | None:
-    """Try each change; return what is right for each load, or nothing where the family's own changes are not those that help."""
+    """Try each change; return what is right for each load, or nothing where the family's own changes are not those that
+    help.
+    """
     what = spec.get("measure") or ("first" if spec.get("profile") == "online" else "tokens")
     base, gains, by = _try({}, server, loads, seed, what), [dict[str, float]() for _ in loads], spec.get("by") or []
     for name in sorted(_CHANGES, key=lambda name: name not in by):
@@ -108,7 +117,9 @@ def _truth(spec: Given, server: Given, loads: Sequence[Given], seed: int) -> dic
 
 
 def _found(name: str, spec: Given, number: int, seed: int) -> dict[str, Any]:
-    """Draw a set until its family's own change is among those that help most; the odd ones nearly even, the even ones by chance."""
+    """Draw a set until its family's own change is among those that help most; the odd ones nearly even, the even ones
+    by chance.
+    """
     for attempt in range(_TRIES):
         dice = Random(f"{seed} {name} {attempt}")
         server = _draw(spec["server"], dice, {})
@@ -149,9 +160,12 @@ def _recording(name: str, cut: float) -> Recording:
     flags, usual = run.server, SETTINGS["server"]
     away = {arg: getattr(flags, key) for key, arg in SETTINGS["arguments"].items() if getattr(flags, key) != usual[key]}
     start = lines.start(
-        _BEGIN, flags.release, tp_size=1, max_total_num_tokens=flags.pool, available_gpu_mem=flags.free_gb, running_limit=flags.limit,
-        max_running_requests=flags.limit * flags.ranks if flags.limit != usual["limit"] else None, disable_radix_cache=not flags.radix,
-        max_total_tokens=flags.pool if flags.capped else None, disaggregation_mode="decode" if flags.decode_side else "null", **away,
+        _BEGIN, flags.release, tp_size=1, max_total_num_tokens=flags.pool, available_gpu_mem=flags.free_gb,
+        running_limit=flags.limit,
+        max_running_requests=flags.limit * flags.ranks if flags.limit != usual["limit"] else None,
+        disable_radix_cache=not flags.radix,
+        max_total_tokens=flags.pool if flags.capped else None,
+        disaggregation_mode="decode" if flags.decode_side else "null", **away,
     )  # fmt: skip
     queues = [now["waiting"] for at, now in run.pages if any(begin <= at < end for begin, end in run.spans)]
     loaded = sum(end - begin for begin, end in run.spans)
@@ -163,7 +177,8 @@ def _recording(name: str, cut: float) -> Recording:
     pages = [Page(_BEGIN, "/metrics", REFUSES), *(Page(READY - 6, f"/health{end}", 200) for end in ("", "_generate"))]
     pages += [Page(READY - 6, path, 200, text) for path in ("/server_info", "/get_server_info")]
     for at, now in run.pages:
-        now |= {"used": flags.pool - now["free"], "usage": 1 - now["free"] / flags.pool, "pages": flags.pool // flags.page,
+        now |= {"used": flags.pool - now["free"], "usage": 1 - now["free"] / flags.pool,
+            "pages": flags.pool // flags.page,
                 "handed": now["waiting"] * flags.decode_side, "active": now["running"] + now["waiting"]}  # fmt: skip
         figures = Counter({**vars(flags), **now, "queued": now["waiting"] - now["handed"]})
         pages.append(Page(at, "/metrics", 200, _page()[0] % figures))
@@ -173,7 +188,9 @@ def _recording(name: str, cut: float) -> Recording:
 
 
 def _check(name: str, profile: str, way: str, answers: Sequence[Answer]) -> Checks:
-    """Compare with what the model shows: a report of the whole, live what is said at the end of each load of those just before it."""
+    """Compare with what the model shows: a report of the whole, live what is said at the end of each load of those just
+    before it.
+    """
     found = _set(name)
     seconds = (load.get("seconds", SETTINGS["load"]["seconds"]) for load in found["loads"])
     spoken_of = list(zip(found["accept"], [*accumulate(seconds, initial=READY)][1:], strict=True))
@@ -191,11 +208,14 @@ def _check(name: str, profile: str, way: str, answers: Sequence[Answer]) -> Chec
 
 
 def _faults(name: str, profile: str, accepted: Sequence[Sequence[str]], answer: Answer) -> tuple[str, str]:
-    """Return what is wrong with a verdict, and what is false: a verdict that is no silence, or under a trouble a change that helps nothing."""
+    """Return what is wrong with a verdict, and what is false: a verdict that is no silence, or under a trouble a change
+    that helps nothing.
+    """
     found, (queue, retracted) = _set(name), _did[name]
     heard = {answer.verdict, *(each.diagnosis for each in answer.findings)}
     right, never = {*chain(*accepted)}, () if all(SILENT & {*each} for each in accepted) else found["never"]
-    # Where nothing but memory helps and the queue is within the guide's range, the guide calls it good, and memory is a chance.
+    # Where nothing but memory helps and the queue is within the guide's range, the guide calls it good, and memory is a
+    # chance.
     if (
         {*found["cures"]} <= _MEMORY
         and profile == "offline"
@@ -203,7 +223,8 @@ def _faults(name: str, profile: str, accepted: Sequence[Sequence[str]], answer: 
         and "running_far_below_limit" in heard & right
     ):
         right |= {"healthy", "no_limit_in_log"}
-    # The guide: about one retraction a minute is fine, and more of them ask for a higher conservativeness, whatever it brings here.
+    # The guide: about one retraction a minute is fine, and more of them ask for a higher conservativeness, whatever it
+    # brings here.
     if retracted > _FREQUENT:
         right |= {"retracting_too_often"}
     elif right <= {"retracting_too_often"} and retracted <= 1:

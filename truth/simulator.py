@@ -1,7 +1,9 @@
-"""A model of SGLang's scheduler: clients, a pool, a running limit, the new-token ratio, and the time that prefill and decode take.
+"""A model of SGLang's scheduler: clients, a pool, a running limit, the new-token ratio, and the time that prefill and
+decode take.
 
-Made after release 0.5.23: admission reserves what running requests may still make, at a ratio that falls with each step and jumps at a
-retraction; once something does not fit, it is not tried again before a request leaves. `cases/simulated.yaml` has flags, speeds and loads.
+Made after release 0.5.23: admission reserves what running requests may still make, at a ratio that falls with each step
+and jumps at a retraction; once something does not fit, it is not tried again before a request leaves.
+`cases/simulated.yaml` has flags, speeds and loads.
 """
 
 from __future__ import annotations
@@ -318,13 +320,16 @@ class _Rank:
             self.rate = self.made / (self.now - self.logged)
             self.logged, self.made, waits, free = self.now, 0, len(self.queue), self.free()
             handed = {"prealloc": waits, "transfer": 0, "retracted": 0} if server.decode_side else {}
-            run.print(self.now, lines.decode, rank=self.name, running=batch, tokens=server.pool - free, usage=1 - free / server.pool,
+            run.print(self.now, lines.decode, rank=self.name, running=batch, tokens=server.pool - free,
+                usage=1 - free / server.pool,
                       queue=0 if handed else waits, graph=not eager, throughput=self.rate, **handed)  # fmt: skip
         self._finish()
 
 
 def simulate(server: Given, loads: Sequence[Given], seed: int = 0, bounds: Given | None = None) -> Run:
-    """Run a server under loads, one after the other; with the bounds of a page's histograms it prints lines and pages."""
+    """Run a server under loads, one after the other; with the bounds of a page's
+    histograms it prints lines and pages.
+    """
     flags = SimpleNamespace(**{**SETTINGS["server"], **server})
     clients = _Clients([SimpleNamespace(**{**SETTINGS["load"], **load}) for load in loads], seed)
     run = Run(flags, clients.spans, bounds or {})

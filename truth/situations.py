@@ -1,4 +1,7 @@
-"""Captures of real servers, and logs of others: nothing false or harmful, the right verdict, the cure first. Truth: `cases/situations.yaml`."""
+"""Captures of real servers, and logs of others: nothing false or harmful, the right verdict, the cure first.
+
+Truth: `cases/situations.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ def check(truth: Truth, recording: Callable[[], Recording], way: str, answers: S
 
 
 def _times(truth: Truth, recording: Recording) -> tuple[float, float, float]:
-    """When it is asked, and from when to when nothing may be false: requests that are cut off at the end say nothing of the server."""
+    """When it is asked, and from when to when nothing may be false: requests that are cut off at the end say nothing of
+    the server.
+    """
     begin = recording.ready + _SETTLED_SECONDS
     if "load_seconds" in truth:
         asked = recording.loads[-1][0] + truth["load_seconds"]
@@ -74,7 +79,8 @@ def _false(truth: Truth, way: str, last: Answer, every: Sequence[Answer]) -> str
     neutral = _NEUTRAL if way in truth.get("silent", ()) else _SILENCE
     wrong = [f"{last.verdict} is false"] if _is_false(truth, last.verdict, neutral) else []
     others = [each.verdict for each in every if each is not last and _is_false(truth, each.verdict, _NEUTRAL)]
-    wrong += [f"{name} for {others.count(name) / len(every):.0%} of the time" for name in sorted({*others} - {last.verdict})]  # fmt: skip
+    names = sorted({*others} - {last.verdict})
+    wrong += [f"{name} for {others.count(name) / len(every):.0%} of the time" for name in names]
     rules, sayings = truth.get("never", ()), truth.get("never_says", ())
     said = {_words(each) for each in every} if sayings else set()
     changes = [change for each in every for change in each.changes]
@@ -131,7 +137,9 @@ def _told(change: Change) -> str:
 
 
 def matches(rule: str, change: Change) -> bool:
-    """Whether a change is what a rule means: any flag (`--`), a flag, a flag and a direction, or words of an advice without a flag."""
+    """Whether a change is what a rule means: any flag (`--`), a flag, a flag and a direction, or words of an advice
+    without a flag.
+    """
     if not rule.startswith("--") or not change.flag:
         return not change.flag and rule in _told(change)
     flag, _, direction = rule.partition(" ")

@@ -1,4 +1,6 @@
-"""SGLang as a recording has it: an HTTP server on loopback that answers, refuses or hangs as the server did at that time."""
+"""SGLang as a recording has it: an HTTP server on loopback that answers, refuses or hangs as the server did at that
+time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ def get(port: int, path: str) -> str:
 
 
 class StandIn:
-    """Answers on `port` what the page of that path says at `now()`. Where it hangs it calls `hang` with its client's port, and waits until that leaves."""
+    """Answers on `port` what the page of that path says at `now()`.
+
+    Where it hangs it calls `hang` with its client's port, and waits until that leaves.
+    """
 
     def __init__(
         self, pages: Iterable[Page], now: Callable[[], float], hang: Callable[[int], object] | None = None

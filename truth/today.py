@@ -1,4 +1,6 @@
-"""Today's answers on every log there is and on many short ones: a difference is judged once, by the lines of that log that decide it."""
+"""Today's answers on every log there is and on many short ones: a difference is judged once, by the lines of that log
+that decide it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def _replaced(line: str, words: tuple[str, str]) -> str:
 
 
 def _join(lines: Lines, recipe: Mapping[str, Any], *, after: bool) -> Lines:
-    """Let another log follow, from a second after the last line on, or mix it in by its times as if both had begun at once."""
+    """Let another log follow, from a second after the last line on, or mix it in by its times as if both had begun at
+    once.
+    """
     more, begin = made(recipe), max(_timed(lines))[0] + timedelta(seconds=1) if after else min(_timed(lines))[0]
     more = _moved(more, (begin - min(_timed(more))[0]).total_seconds())
     mixed = sorted([*_timed(lines), *_timed(more)], key=lambda timed: timed[0])
@@ -78,7 +82,7 @@ STEPS: dict[str, Callable[[Lines, Any], Lines]] = {
     "tail": lambda lines, count: lines[-count - 1 :],
     "paste": lambda lines, first: lines[first - 1 : first + 9],
     "without": lambda lines, words: (
-        list(dropwhile(lambda line: "Prefill batch" not in line and "Decode batch" not in line, lines)) if words == "start"
+        list(dropwhile(lambda line: not re.search("(Prefill|Decode) batch", line), lines)) if words == "start"
         else [line for line in lines if not re.search(words, line)]
     ),
     "only": lambda lines, words: [line for line in lines if re.search(words, line)],
@@ -87,7 +91,8 @@ STEPS: dict[str, Callable[[Lines, Any], Lines]] = {
     ],
     "ranks": lambda lines, ranks: [  # each of them prints the lines of batches and retractions
         _RANK.sub(f" {rank}]", line, count=1) if rank else line
-        for line in lines for rank in (ranks.split() if re.search("(Prefill|Decode) batch|retracted_reqs", line) else [""])
+        for line in lines
+        for rank in (ranks.split() if re.search("(Prefill|Decode) batch|retracted_reqs", line) else [""])
     ],
     "repeat": lambda lines, how: [line for n in range(how[0]) for line in _moved(lines, n * how[1])],
     "each": lambda lines, times: [line for line in lines for _ in range(times)],

@@ -16,7 +16,8 @@ from typing import Any
 from truth.cases import Answer, Case, Change, Finding
 from truth.recording import ROOT, Recording
 
-# How often the log grows, the exporter is scraped (each time it scrapes SGLang) and its findings are read; less often in a long recording.
+# How often the log grows, the exporter is scraped (each time it scrapes SGLang) and its findings are read; less often
+# in a long recording.
 STEP_SECONDS, SCRAPE_SECONDS, JUDGE_SECONDS = 0.5, 5.0, 1.0
 LONG_SECONDS = 240.0
 ENVIRONMENT = {

@@ -1,8 +1,8 @@
 """One file of a log: what identifies it, how far it has been read, and its whole lines.
 
-A file is identified by device and inode, and by digests of its first text and of the text before the position: so it is found again
-under another name, compressed, or as a copy, and is not mistaken for one that got its inode. They are digests because the text may
-contain secrets of the server's arguments, and marks are written to the state file.
+A file is identified by device and inode, and by digests of its first text and of the text before the position: so it is
+found again under another name, compressed, or as a copy, and is not mistaken for one that got its inode. They are
+digests because the text may contain secrets of the server's arguments, and marks are written to the state file.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def make_mark(path: str, key: Key, position: int, head: bytes, tail: bytes, **mo
 
 
 def generation(fd: int) -> int:
-    """Return the generation of an open file's inode, which differs for later files with the same number; 0 if unknown."""
+    """Return the generation of an open file's inode, which differs for later files with
+    the same number; 0 if unknown.
+    """
     try:
         number: int = struct.unpack("=I4x", fcntl.ioctl(fd, _GET_VERSION, bytes(8)))[0]
     except OSError:  # tmpfs, which never reuses an inode number, or a network file system
@@ -171,7 +173,9 @@ class Lines:
 
 
 class LogFile:
-    """One open file, read across truncation and holes of NUL bytes. A compressed one is complete; positions are offsets in its text.
+    """One open file, read across truncation and holes of NUL bytes.
+
+    A compressed one is complete; positions are offsets in its text.
 
     Standard input is read as a pipe, whatever it is.
     """
@@ -292,7 +296,8 @@ class LogFile:
         return b"" if self.joined else self.lines.flush()
 
     def look_back(self) -> bytes:
-        """Return lines before the first position: those from the last server start on, and the last 64 KiB; of a compressed file these alone.
+        """Return lines before the first position: those from the last server start on, and the last 64 KiB; of a
+        compressed file these alone.
 
         The file is read, not mapped: if a mapped file were truncated, the process would die of SIGBUS.
         """

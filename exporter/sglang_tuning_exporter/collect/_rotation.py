@@ -54,7 +54,9 @@ def packing(path: str) -> str:
 
 
 def packing_of(fd: int, path: str) -> str:
-    """Return the extension that belongs to a compressed file, empty for any other; `multilog` and `compressext` give it another name."""
+    """Return the extension that belongs to a compressed file, empty for any other; `multilog` and `compressext` give it
+    another name.
+    """
     if named := packing(path):
         return named
     found = inputs.packing(os.pread(fd, _MAGIC_BYTES, 0))
@@ -86,7 +88,9 @@ def unpacked(fd: int, name: str) -> Iterator[IO[bytes]]:
 
 
 def log_names(path: str) -> Iterator[str]:
-    """Yield the log names that `path` may belong to: server.log for server.log.1, server.log-20260131.gz and old/server.log.1."""
+    """Yield the log names that `path` may belong to: server.log for server.log.1, server.log-20260131.gz and
+    old/server.log.1.
+    """
     plain = path.removesuffix(packing(path))
     folder, slash, name = plain.rpartition("/")
     above = folder[: folder.rfind("/") + 1]
@@ -122,11 +126,12 @@ def rotated(folder: str, base: str) -> list[RotatedFile]:
 
 
 def alike(path: str, inode: int) -> Iterator[list[RotatedFile]]:
-    """Yield groups of files whose names differ only in their numbers, oldest first; one of them may hold the files before `path`.
+    """Yield groups of files whose names differ only in their numbers, oldest first; one of them may hold the files
+    before `path`.
 
-    logrotate's `extension .log` renames server.log to server.1.log. rotatelogs, cronolog and glog write to server.20261123.log and move a
-    link called server.log, whose real target is `path`: of those only files with smaller numbers are before it. The numbers may also be
-    those of the directory. `inode`: of a file that is looked for.
+    logrotate's `extension .log` renames server.log to server.1.log. rotatelogs, cronolog and glog write to
+    server.20261123.log and move a link called server.log, whose real target is `path`: of those only files with smaller
+    numbers are before it. The numbers may also be those of the directory. `inode`: of a file that is looked for.
     """
     folder, base = os.path.split(path)
     entries = _entries(folder, links=False)
@@ -142,7 +147,8 @@ def alike(path: str, inode: int) -> Iterator[list[RotatedFile]]:
         yield _group([entry for entry in entries if _shape(entry.path) == shape], targets, folder)
     above, own = os.path.split(folder)
     if _NUMBER.search(own):
-        others = [below for below in directories(above) if _shape(os.path.basename(below)) == _shape(own)]  # noqa: PTH119 -- few
+        shape = _shape(own)
+        others = [below for below in directories(above) if _shape(os.path.basename(below)) == shape]  # noqa: PTH119
         yield _group(
             [entry for below in others for entry in _entries(below, links=False) if entry.name == base], targets, above
         )
@@ -164,7 +170,9 @@ def _group(entries: list[os.DirEntry[str]], targets: list[str], folder: str) -> 
 
 
 def _suffix(name: str) -> str:
-    """Return what orders a file among others of its shape: its only number, or a name with a date; empty where only times do."""
+    """Return what orders a file among others of its shape: its only number, or a name with a date; empty where only
+    times do.
+    """
     numbers = _NUMBER.findall(name)
     if sum(map(len, numbers)) >= _DATE_DIGITS:
         return name
@@ -216,12 +224,17 @@ def newest(files: list[RotatedFile]) -> list[RotatedFile]:
 
 
 def _digits(suffix: str) -> str:
-    """Return what orders files by the time in their names: all digits of a date, or the hexadecimal number of `multilog`."""
+    """Return what orders files by the time in their names: all digits of a date, or the hexadecimal number of
+    `multilog`.
+    """
     return suffix if suffix.startswith("@") else re.sub(r"\D", "", suffix)
 
 
 def _in_order(files: list[RotatedFile]) -> list[RotatedFile]:
-    """Sort by the dates or the numbers in the names. The times of most files say whether numbers rise or fall with age."""
+    """Sort by the dates or the numbers in the names.
+
+    The times of most files say whether numbers rise or fall with age.
+    """
     numbered = sorted((file for file in files if file.count is not None), key=lambda each: each.count or 0)
     if not numbered:
         return sorted(files, key=lambda each: (_digits(each.suffix), each.modified))

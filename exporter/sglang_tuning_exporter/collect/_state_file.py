@@ -50,7 +50,10 @@ _REMEDIES = {
 
 
 class StateFile:
-    """A JSON document beside the log. Nothing here raises: `problem` describes a failure, and the exporter continues without."""
+    """A JSON document beside the log.
+
+    Nothing here raises: `problem` describes a failure, and the exporter continues without.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -134,7 +137,9 @@ class StateFile:
             self._lock = None
 
     def _within(self, name: str, step: Callable[[int], _T]) -> _T:
-        """Do a step in the file's directory, opened once so that it is the same for all of it, unless that does not answer."""
+        """Do a step in the file's directory, opened once so that it is the same for all of it, unless that does not
+        answer.
+        """
 
         def work() -> _T:
             directory = os.open(self.path.parent, _DIRECTORY)

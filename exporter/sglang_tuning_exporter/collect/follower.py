@@ -1,8 +1,9 @@
 """Follow a server's log by polling: whole lines, each once, across rotation, truncation, holes and overlong lines.
 
-A log is a chain of files, oldest first: the one with its name, and the rotated ones before it. Each is read to its end before the next. Whatever
-happened (the name belongs to another file, the file was rewritten, the exporter was restarted), the answer is the same: look at the files
-beside the log, recognise those that are known by their marks, go on in each where it was read to, and read the others that are later.
+A log is a chain of files, oldest first: the one with its name, and the rotated ones before it. Each is read to its end
+before the next. Whatever happened (the name belongs to another file, the file was rewritten, the exporter was
+restarted), the answer is the same: look at the files beside the log, recognise those that are known by their marks, go
+on in each where it was read to, and read the others that are later.
 
 Nothing here waits, and no state of a file raises an exception; `LogFollower.status` describes it.
 """
@@ -130,7 +131,9 @@ class _Known:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the file with the name was copied and truncated, so that a line may begin in the copy and end here."""
+        """Whether the file with the name was copied and truncated, so that a line may
+        begin in the copy and end here.
+        """
         return self.former is not None or (
             self.is_resumed
             and not self.is_over
@@ -152,7 +155,8 @@ class _Known:
         return set() if self.is_over or is_by_hand else _later(self.beside, self.found, self.newest)
 
     def unread(self, later: set[int], keys: set[Key]) -> list[tuple[RotatedFile, int | None]]:
-        """Return the files to open, each with the index of its mark: the `later` ones, and known ones that are not read to their end.
+        """Return the files to open, each with the index of its mark: the `later` ones, and known ones that are not read
+        to their end.
 
         Neither one that is open, with one of these `keys`, nor the compressed copy of one, nor one of another time.
         """
@@ -256,8 +260,8 @@ class Log:
     ) -> None:
         """Put the files of the log in order: known ones go on where they were read to, later ones begin.
 
-        Known are those of this process, and those `saved` by an earlier one, newest last. `following` is about to be the file with the name;
-        `former` is what was read of it before it was rewritten.
+        Known are those of this process, and those `saved` by an earlier one, newest last. `following` is about to be
+        the file with the name; `former` is what was read of it before it was rewritten.
         """
         for file in self.files:
             file.note_start()
@@ -321,7 +325,9 @@ class Log:
                 self._count_lost(f"a file that was read to byte {mark.position} is gone or was changed")
 
     def _open(self, place: RotatedFile, now: float, mark: Mark | None, *, joined: bool) -> LogFile | None:
-        """Open a rotated file, known by its mark or not; None where it is followed under its own name, or cannot be read."""
+        """Open a rotated file, known by its mark or not; None where it is followed under its own name, or cannot be
+        read.
+        """
         if self.owners.get(place.key, self.path) != self.path:
             return None
         fd = None
@@ -364,7 +370,9 @@ class Log:
             file.rewritten = copy is not None and beside[copy].key != file.key and beside[copy].modified > file.modified
 
     def _reread(self, file: LogFile, now: float) -> None:
-        """Continue a rewritten file as one that has just got the name: what was read of it is looked for in its copies."""
+        """Continue a rewritten file as one that has just got the name: what was read of it
+        is looked for in its copies.
+        """
         # Its writer may continue inside the incomplete line.
         anew, at = LogFile(file.path, file.fd, file.lines), self.files.index(file)
         if file is not self.current:  # it was renamed since
@@ -433,7 +441,9 @@ class Log:
                     self._count_lost(f"{self.path}.{number} is gone")
 
     def has_changed(self) -> bool:
-        """Return whether a file was created, renamed or deleted beside the log, or in a directory there, since the last call."""
+        """Return whether a file was created, renamed or deleted beside the log, or in a directory there, since the last
+        call.
+        """
         folder = os.path.dirname(os.path.realpath(self.path))  # noqa: PTH120 -- ten times a second
         before, modified = self._changed, rotation.modified(folder)
         if before[:1] != [modified]:  # else it has the same directories: a large one is not listed at each poll
@@ -446,8 +456,8 @@ class LogFollower:
     """Reads files, globs and stdin ("-") as they grow; the caller polls about every 0.1 s.
 
     Files that exist at the start are read from their end, later ones from their start; `from_start` reads all from the
-    start. `positions` (from `positions()` of an earlier process) continues exactly there, across renames. `clock` returns
-    monotonic seconds. Globs follow the files that were written last; `left_out` counts the others.
+    start. `positions` (from `positions()` of an earlier process) continues exactly there, across renames. `clock`
+    returns monotonic seconds. Globs follow the files that were written last; `left_out` counts the others.
     """
 
     def __init__(
@@ -542,15 +552,21 @@ class LogFollower:
         self._logs.clear()
 
     def _saved_of(self, log: Log) -> list[Mark]:
-        """Return the marks that an earlier process made under the path of a log, oldest first; the last one is of the file with that name."""
+        """Return the marks that an earlier process made under the path of a log, oldest first; the last one is of the
+        file with that name.
+        """
         return [mark for mark in self._saved if mark.path == log.path]
 
     def _reads_all(self, log: Log) -> bool:
-        """Return whether all text of a log is new that no earlier process has read: with a saved pattern it came while no exporter ran."""
+        """Return whether all text of a log is new that no earlier process has read: with a saved pattern it came while
+        no exporter ran.
+        """
         return self._from_start or log.pattern in self._saved_patterns
 
     def _expand(self, now: float, *, at_start: bool) -> None:
-        """Follow what is listed, and of what a glob matches the files that were written last, oldest first: facts of the newest are read last."""
+        """Follow what is listed, and of what a glob matches the files that were written last, oldest first: facts of
+        the newest are read last.
+        """
         begin = time.thread_time()  # CPU time: on a busy machine new files must not wait longer
         self._matched = self._found()
         globbed = {
@@ -692,7 +708,9 @@ class LogFollower:
                 file.start_at(size)
 
     def _read_elsewhere(self, log: Log, file: LogFile) -> int:
-        """Return how many bytes of a file were read under another name, in this file or, where a glob matches it, in the one it is a copy of."""
+        """Return how many bytes of a file were read under another name, in this file or, where a glob matches it, in
+        the one it is a copy of.
+        """
         marks = [mark for mark in self._saved if mark.path != log.path]
         for other in self._logs.values():
             if other is not log:
@@ -727,10 +745,12 @@ def rotated_files(path: str, marks: Sequence[Mark]) -> list[RotatedFile]:
 
 
 def assign(marks: Sequence[Mark], files: Sequence[RotatedFile]) -> dict[int, int]:
-    """Return the index of the file of each mark, by the index of the mark, where found; both lists are oldest first. Each file is used once.
+    """Return the index of the file of each mark, by the index of the mark, where found; both lists are oldest first.
 
-    A mark is found by its inode, else by its text: a copy of a file that is gone or was truncated has the same text. While the file itself
-    exists, another one with the same text is a different file.
+    Each file is used once.
+
+    A mark is found by its inode, else by its text: a copy of a file that is gone or was truncated has the same text.
+    While the file itself exists, another one with the same text is a different file.
     """
     found: dict[int, int] = {}
     for by_key in (True, False):

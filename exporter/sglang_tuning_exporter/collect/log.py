@@ -27,14 +27,15 @@ from sglang_tuning_exporter.sglang.clean import clean
 
 # A log that grows faster than one poll reads is polled again without a pause.
 BEHIND_BYTES = 4 << 20
-# While a long log is read, the lock is needed all the time. Python's locks are not fair: without a pause a request for a
-# page could wait until the whole log has been read.
+# While a long log is read, the lock is needed all the time. Python's locks are not fair: without a pause a request for
+# a page could wait until the whole log has been read.
 FULL_BLOCK_BYTES, YIELD_SECONDS = 128 << 10, 0.0005
 # The counters are withheld while the existing log is read, but no longer than this.
 FIRST_READ_SECONDS = 600.0
 # A file that returns within this time continues: during a rotation the name does not exist for a moment.
 FORGET_SECONDS = 600.0
-# A look that gets no answer from its file system for so long: the log is not followed any more, whatever it was at the last look.
+# A look that gets no answer from its file system for so long: the log is not followed any more, whatever it was at the
+# last look.
 LATE_SECONDS = 30.0
 UNFINISHED_SECONDS = 2.0  # after which arguments that may go on in the next line are taken as they are
 # A server prints local time, mostly without a zone: the last lines of its file say what to add.
@@ -46,11 +47,13 @@ logger = logging.getLogger("sglang_tuning_exporter")
 
 
 class Logbook:
-    """Reads the new lines of the followed files into `watch`, under `lock`, which its other users share. One thread polls.
+    """Reads the new lines of the followed files into `watch`, under `lock`, which its other users share.
+
+    One thread polls.
 
     With a state file, positions and counters are saved together: after every block before the lock is released, and by
-    `save_if_changed` before a counter that changed without a line is shown. So a crash never takes back a counter that was shown, and
-    no line is counted twice. `clock` returns unix seconds that never go back, as for the watch.
+    `save_if_changed` before a counter that changed without a line is shown. So a crash never takes back a counter that
+    was shown, and no line is counted twice. `clock` returns unix seconds that never go back, as for the watch.
     """
 
     def __init__(
@@ -63,7 +66,8 @@ class Logbook:
         stdin: BinaryIO | None = None,
     ) -> None:
         self._watch, self._lock, self._clock = watch, lock, clock
-        flags.releases()  # the table of arguments is read now: at the first start in the log all descriptors may be in use
+        # the table of arguments is read now: at the first start in the log all descriptors may be in use
+        flags.releases()
         self._files: list[FileStatus] = []  # at the last look
         # When the present look began, or last read a block; None between two looks.
         self._looks_since: float | None = None
@@ -107,7 +111,10 @@ class Logbook:
             self._opened(files.SECONDS)
 
     def _opened(self, seconds: float | None = None) -> LogFollower:
-        """Return the follower, which has opened its files. Raise `NoAnswerError` where their file system takes longer than so many seconds."""
+        """Return the follower, which has opened its files.
+
+        Raise `NoAnswerError` where their file system takes longer than so many seconds.
+        """
         if self._follower is None:
             self._follower = self._opening.result(seconds)
             self._counted_up_to = self._follower.positions()
@@ -197,7 +204,9 @@ class Logbook:
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether lines from before the start are still being read, so that counters are incomplete; at most ten minutes."""
+        """Whether lines from before the start are still being read, so that counters are incomplete; at most ten
+        minutes.
+        """
         return self._behind_since is not None and self._clock() - self._behind_since < FIRST_READ_SECONDS
 
     def save_if_changed(self, now: float) -> None:
@@ -212,7 +221,9 @@ class Logbook:
         return self._saved_counters is None or self._saved_counters != self._watch.counts()
 
     def end_lines(self) -> None:
-        """Take arguments that may go on in the next line as they are: after a restart the line would not be read again."""
+        """Take arguments that may go on in the next line as they are: after a restart the
+        line would not be read again.
+        """
         self._end_lines(self._clock())
 
     def close(self) -> None:
@@ -259,7 +270,9 @@ class Logbook:
             tally.clear()
 
     def _take(self, path: str, events: list[Event]) -> None:
-        """Let the watch take events, under the lock: those of a log that existed at the start at their own times, others as they come."""
+        """Let the watch take events, under the lock: those of a log that existed at the start at their own times,
+        others as they come.
+        """
         for event in events:
             if event.kind == "words":  # where in the file it stands is not known
                 event.file = path
@@ -271,7 +284,9 @@ class Logbook:
             self._watch.take_line(event, past=behind)
 
     def _live(self, path: str, printed: float | None, now: float) -> float:
-        """Return when a line that is read now was printed, by this clock: the line that waited least shows what to add to printed times."""
+        """Return when a line that is read now was printed, by this clock: the line that waited least shows what to add
+        to printed times.
+        """
         if printed is None:
             return now
         offset = self._offsets.get(path)
@@ -317,7 +332,9 @@ class Logbook:
         self._offsets.pop(path, None)
 
     def _save(self, now: float, *, moved: bool = True) -> None:
-        """Save; `moved`: with the present positions, as only the reading thread may, after it has counted all blocks."""
+        """Save; `moved`: with the present positions, as only the reading thread may, after
+        it has counted all blocks.
+        """
         if self._state_file is None or not self._state_file.is_usable():
             self._log_problem()
             return
@@ -353,9 +370,9 @@ def _log_changes(changes: list[tuple[FileStatus, FileStatus]]) -> None:
             logger.warning("log %s: cannot parse lines that look like SGLang's; the first: %s", path, now.unread)
         if now.lost > before.lost:
             logger.warning(
-                "log %s: %d rotated files were not read to their end, so their events are missing; the last: %s; "
-                "keep rotated files beside the log or in a directory beside it, uncompressed for one rotation (delaycompress) "
-                "or as %s",
+                "log %s: %d rotated files were not read to their end, so their events are missing; the last: %s; keep"
+                " rotated files beside the log or in a directory beside it, uncompressed for one rotation"
+                " (delaycompress) or as %s",
                 path,
                 now.lost,
                 clean(now.last_lost),
@@ -364,7 +381,9 @@ def _log_changes(changes: list[tuple[FileStatus, FileStatus]]) -> None:
 
 
 def _age(at: object) -> float:
-    """Return how many seconds ago a state file was saved; longer than decisions are kept where that is not known, as of one from the future."""
+    """Return how many seconds ago a state file was saved; longer than decisions are kept where that is not known, as of
+    one from the future.
+    """
     age = time.time() - float(at) if isinstance(at, int | float) and is_count(at) else -inf
     return age if age >= 0 else UNKNOWN_AGE + 1.0
 

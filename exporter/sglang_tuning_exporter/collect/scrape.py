@@ -78,8 +78,8 @@ class ScrapeError(Exception):
 class Client:
     """HTTP client of one SGLang. No proxies, no redirects to other servers, no compression (against bombs).
 
-    Each request opens a connection: SGLang closes idle ones after 5 s, which could look like an outage. One request at a
-    time; `end` ends it from another thread.
+    Each request opens a connection: SGLang closes idle ones after 5 s, which could look like an outage. One request at
+    a time; `end` ends it from another thread.
     """
 
     def __init__(
@@ -114,7 +114,9 @@ class Client:
             return ScrapeError("invalid", f"the answer cannot be read ({type(failed).__name__})")
 
     def server_info(self, timeout: float) -> ServerInfo | None:
-        """Return `/server_info`, from the present path first (the old one logs a warning from 0.5.6); None without one."""
+        """Return `/server_info`, from the present path first (the old one logs a warning
+        from 0.5.6); None without one.
+        """
         for path in ("/server_info", "/get_server_info"):
             try:
                 return parse_server_info(self._get(self._base_url + path, timeout, "application/json", MOST_JSON_BYTES))
@@ -227,7 +229,10 @@ class _Answer(http.client.HTTPResponse):
 
 
 class _Until(io.RawIOBase):
-    """What a connection brings until a deadline. Its own timeout begins anew with each byte: one that drips would never reach it."""
+    """What a connection brings until a deadline.
+
+    Its own timeout begins anew with each byte: one that drips would never reach it.
+    """
 
     def __init__(self, deadline: float, connection: socket.socket, raw: io.RawIOBase) -> None:
         self._deadline, self._connection, self._raw = deadline, connection, raw

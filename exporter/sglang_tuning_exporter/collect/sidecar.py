@@ -1,4 +1,6 @@
-"""The running sidecar without its HTTP server: follows the log, scrapes SGLang, keeps the state and gives views of it."""
+"""The running sidecar without its HTTP server: follows the log, scrapes SGLang, keeps the
+state and gives views of it.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ FRESH_SECONDS = 0.05
 # Pause between two checks of which requests to SGLang are due; the first pause leaves time for a scrape by Prometheus.
 DUE_CHECK_SECONDS = 1.0
 FIRST_DUE_CHECK_SECONDS = 0.25
-# Without a scraper states, findings and the page are updated all the same. Longer than the usual interval of Prometheus,
-# so that the two do not alternate.
+# Without a scraper states, findings and the page are updated all the same. Longer than the usual interval of
+# Prometheus, so that the two do not alternate.
 SELF_SCRAPE_SECONDS = 20.0
 ASK_SECONDS = 1.0  # between two scrapes while a line waits to be settled
 MEASURE_SECONDS = 10.0  # between two judgements, so that the alert clocks go on without a scraper
@@ -46,7 +48,8 @@ ROTATION_SECONDS = 60.0  # a log whose file is missing this long is still read (
 HEALTH_CHECK_PAUSE_SECONDS, HEALTH_CHECK_TIMEOUT_SECONDS = 25.0, 10.0
 # Pauses until a server that did not answer `/server_info` is asked again: the first, and the longest.
 INFO_RETRY_SECONDS = (15.0, 300.0)
-# From this release on `/v1/loads` has the running limit of each DP rank. Up to 0.5.17 an answer interrupts the schedulers: it is asked once.
+# From this release on `/v1/loads` has the running limit of each DP rank. Up to 0.5.17 an answer interrupts the
+# schedulers: it is asked once.
 LIMITS_SINCE = (0, 5, 8)
 LOADS_TIMEOUT_SECONDS = 2.0
 # A server without metrics may still answer `/server_info`. A 404 may come from a proxy, so ask again.
@@ -61,7 +64,8 @@ def passed_on(asked: Future[str] | None) -> str:
 
 
 class Sidecar:
-    """Three threads (log, scrape, self-scrape) and a lock around one `Watch`, whose clock is in unix seconds and never goes back.
+    """Three threads (log, scrape, self-scrape) and a lock around one `Watch`, whose clock is in unix seconds and never
+    goes back.
 
     `stdin` replaces the process's own for `-`. Without a scraper for `self_scrape_seconds` it scrapes by itself.
     """
@@ -94,7 +98,8 @@ class Sidecar:
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at = -inf
         self.log = Logbook(config, self.watch, self._lock, clock=self.now, stdin=stdin) if config.log_file else None
-        # Scrapes are made on demand by a thread and a client of their own; all who ask meanwhile share the one that runs.
+        # Scrapes are made on demand by a thread and a client of their own; all who ask meanwhile share the one that
+        # runs.
         self._scraper: Client | None = None
         self._client: Client | None = None
         self._asking = threading.Lock()
@@ -115,7 +120,8 @@ class Sidecar:
     def start(self) -> None:
         """Start the threads."""
         if self.log is not None:
-            # Present lines are history; lines after this point are new. A file system that hangs does not keep the port closed.
+            # Present lines are history; lines after this point are new. A file system that hangs does not keep the port
+            # closed.
             self.threads.start("log", self._follow_log)
             wait({self._next_look()}, files.SECONDS)
         if self._scraper is not None:
@@ -165,7 +171,9 @@ class Sidecar:
         return cleaned(replace(judged, counts={**judged.counts, **lines}))
 
     def refresh(self) -> tuple[Future[None] | None, Future[str] | None]:
-        """Have the log read and SGLang scraped. Returns when each is done: the log None without one, likewise the scrape.
+        """Have the log read and SGLang scraped.
+
+        Returns when each is done: the log None without one, likewise the scrape.
 
         The scrape is shared, and has the configured time: how long a caller waits changes nothing for others.
         """

@@ -30,7 +30,10 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, run: Callable[[], object]) -> None:
-        """Call `run` in a new thread; it returns when `stopping` is set. Raise `NoThreadError` where this process may start none."""
+        """Call `run` in a new thread; it returns when `stopping` is set.
+
+        Raise `NoThreadError` where this process may start none.
+        """
         thread = threading.Thread(target=self._keep_running, args=(name, run), name=name, daemon=True)
         try:
             thread.start()
@@ -46,7 +49,8 @@ class Threads:
             run()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other threads and the pages go on
             self.errors[name] += 1
-            logger.error("%s thread: unexpected error, please report it: %s", name, described(error))  # noqa: TRY400 - one line: a traceback does not help an operator
+            # One line: a traceback does not help an operator
+            logger.error("%s thread: unexpected error, please report it: %s", name, described(error))  # noqa: TRY400
 
     def join(self, until: float) -> bool:
         """Wait for all threads until this monotonic time; return False if one still runs."""

@@ -1,6 +1,7 @@
 """The tuning guide's workload profiles, with their thresholds and settings.
 
-Reasons and sources: docs/decisions.md, "Thresholds of the profiles" and "Constants"; "the guide" is SGLang's hyperparameter tuning guide.
+Reasons and sources: docs/decisions.md, "Thresholds of the profiles" and "Constants"; "the guide" is SGLang's
+hyperparameter tuning guide.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Profile:
-    """The thresholds in force: queues in requests, waits and latencies in seconds, memory in GB as SGLang prints it, usage and shares 0-1."""
+    """The thresholds in force: queues in requests, waits and latencies in seconds, memory in GB as SGLang prints it,
+    usage and shares 0-1.
+    """
 
     name: str
     queue_lower: float | None = None  # below it the client limits; None where an empty queue is good
@@ -151,10 +154,12 @@ class Profile:
         return ""
 
     def for_server(self, *, is_first_edition: bool, role: str) -> Profile:
-        """Return the thresholds for a server: those of the guide's edition for its release, and those of its side of disaggregation, if any.
+        """Return the thresholds for a server: those of the guide's edition for its release, and those of its side of
+        disaggregation, if any.
 
-        The guide's reserve of memory is for the activations of prompts, which the decode side of disaggregation does not compute. What is
-        left beyond it is for requests that run and for prefixes: the prefill side holds each prompt only until it is transferred.
+        The guide's reserve of memory is for the activations of prompts, which the decode side of disaggregation does
+        not compute. What is left beyond it is for requests that run and for prefixes: the prefill side holds each
+        prompt only until it is transferred.
         """
         changed = self._for_first_edition() if is_first_edition else self
         bound, value = {

@@ -56,7 +56,9 @@ class Hang(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """Whether each stage of one start makes progress: the tokenizer takes requests, the scheduler computes, the detokenizer sends tokens."""
+    """Whether each stage of one start makes progress: the tokenizer takes requests, the scheduler computes, the
+    detokenizer sends tokens.
+    """
 
     sent_at: float | None = None  # something was sent last
     worked_at: float | None = None  # a scheduler did something last
@@ -79,7 +81,10 @@ class Progress:
     def take(
         self, page: Scrape, counters: Counters, *, logged_steps: float, speculates: bool, interval: float, now: float
     ) -> None:
-        """Take a page. `logged_steps`: decode steps that the log shows since the page before; `interval`: --stream-interval."""
+        """Take a page.
+
+        `logged_steps`: decode steps that the log shows since the page before; `interval`: --stream-interval.
+        """
         if page.posted_requests is not None:
             self._see_pauses(page.pauses or 0.0, page.resumptions or 0.0, now)
         works = sum((rank.running or 0) + (rank.queued or 0) for rank in page.ranks)
@@ -115,7 +120,9 @@ class Progress:
             self.paused_at = self.paused_at or now
 
     def check(self, now: float, *, answered: bool, lasted: float = CHECK_SECONDS) -> None:
-        """Take a health check, of the log or of the exporter's own: a busy scheduler answers it alone, an idle one passes it on."""
+        """Take a health check, of the log or of the exporter's own: a busy scheduler answers it alone, an idle one
+        passes it on.
+        """
         if answered:
             self.failing_since, self.gave_up = None, 0.0
             if self.idle_at is not None or self.open_at is None:

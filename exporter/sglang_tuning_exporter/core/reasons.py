@@ -48,7 +48,9 @@ class Sample(NamedTuple):
 
     @property
     def stands_still(self) -> bool:
-        """Whether none was started for a minute although a request ended, or more is free than SGLang can have reserved."""
+        """Whether none was started for a minute although a request ended, or more is free than SGLang can have
+        reserved.
+        """
         if self.continues or self.idle_seconds <= STUCK_SECONDS:
             return False
         return self.ended_seconds > STUCK_SECONDS / 2 or self.free > self.reserved

@@ -1,4 +1,7 @@
-"""When the rows of a judgement were seen in a span of a server's time, live and in a log of the past. Pure; times are unix seconds."""
+"""When the rows of a judgement were seen in a span of a server's time, live and in a log of the past.
+
+Pure; times are unix seconds.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ class Span:
 
     @classmethod
     def recent(cls, server: Server, now: float, counts: Totals) -> Span:
-        """Return the span of a judgement beside a running server: the profile's window, or the time since the last start."""
+        """Return the span of a judgement beside a running server: the profile's window, or the time since the last
+        start.
+        """
         begin = max(server.last.get("server_starts", -inf), now - server.profile.window_seconds)
         return cls(server, begin, now, counts)
 
@@ -33,5 +38,7 @@ class Span:
         return None if times is None else times[0]
 
     def timed(self, finding: Finding, now: float) -> Finding | None:
-        """Return a finding with the times at which it was seen, in the past tense where it is over by `now`; None where it was not seen."""
+        """Return a finding with the times at which it was seen, in the past tense where it is over by `now`; None where
+        it was not seen.
+        """
         return judge.timed(finding, self.server, self.begin, self.end, now=now, counts=self.counts)

@@ -1,4 +1,6 @@
-"""What generated files share: Jinja templates and expressions, in which an undefined name is an error, and the labels that identify a server."""
+"""What generated files share: Jinja templates and expressions, in which an undefined name is an error, and the labels
+that identify a server.
+"""
 
 from __future__ import annotations
 

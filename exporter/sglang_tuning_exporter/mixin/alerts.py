@@ -1,6 +1,7 @@
 """Alert rules, Alertmanager configuration and notification templates, from the table of diagnoses.
 
-The texts of an alert say what was measured and its limit, which flag to change from what to what, why, and when it will not help; and links.
+The texts of an alert say what was measured and its limit, which flag to change from what to what, why, and when it will
+not help; and links.
 """
 
 from __future__ import annotations
@@ -113,7 +114,10 @@ def _seen(row: Diagnosis) -> str:
         known = ", ".join(f"{name}=%q" for name in (*POOL, "model_name"))
         labels = " ".join(f"$labels.{name}" for name in (*POOL, "model_name"))
         of = _query(f"count(sglang_tuning:server_info{{{known}}})", labels)
-        return f"{{{{ $value }}}}{{{{ with {of} }}}} of {{{{ . | first | value }}}}{{{{ end }}}} servers of {_MODEL}: {_DIAGNOSIS}"
+        return (
+            f"{{{{ $value }}}}{{{{ with {of} }}}} of {{{{ . | first | value }}}}{{{{ end }}}} servers of {_MODEL}:"
+            f" {_DIAGNOSIS}"
+        )
     if row.death in {"crash", "down"}:  # the line of its log that explains the end
         said = _query(f"last_over_time(sglang_tuning_end_info{{{_SELECTOR}}}[15m])")
         return f"{row.sign}{{{{ with {said} }}}}. In its log: “{{{{ . | first | label `words` }}}}”{{{{ end }}}}"
@@ -131,7 +135,8 @@ def _seen(row: Diagnosis) -> str:
 
 
 def _advice(row: Diagnosis) -> str:
-    """Write the exporter's advice of one series: flag, present value, value to try, reason, when it will not help, and what it costs.
+    """Write the exporter's advice of one series: flag, present value, value to try, reason, when it will not help, and
+    what it costs.
 
     Without it the table's.
     """
@@ -142,15 +147,27 @@ def _advice(row: Diagnosis) -> str:
     )
     if row.scope == "pool":
         pool = ", ".join(f"{name}=%q" for name in (*POOL, "diagnosis"))
-        asked = f"topk(1, count by (flag, suggested, text) (last_over_time(sglang_tuning_advice_timestamp_seconds{{{pool}}}[15m])))"
+        asked = (
+            "topk(1, count by (flag, suggested, text)"
+            f" (last_over_time(sglang_tuning_advice_timestamp_seconds{{{pool}}}[15m])))"
+        )
         query = _query(asked, " ".join(f"$labels.{name}" for name in (*POOL, "diagnosis")))
         told = _told(("flag", "suggested", "text"))
-        return f"{{{{ with {query} }}}}{told} (advised to {{{{ . | first | value }}}} of them){{{{ else }}}}{words}{{{{ end }}}}"
+        return (
+            f"{{{{ with {query} }}}}{told} (advised to {{{{ . | first | value }}}} of them){{{{ else }}}}{words}{{{{"
+            " end }}"
+        )
     if row in EXPORTER:
         return words
     query = _query(f"topk(1, {_series('sglang_tuning_advice_timestamp_seconds', row)})")
-    more = f'{{{{ with $a | label "not_if" }}}} {NOT_IF} {{{{ . }}}}.{{{{ end }}}}{{{{ with $a | label "cost" }}}} {COSTS} {{{{ . }}}}{{{{ end }}}}'
-    return f"{{{{ with {query} }}}}{_told(('flag', 'current', 'suggested', 'text'))}{more}{{{{ else }}}}{words}{{{{ end }}}}"
+    more = (
+        f'{{{{ with $a | label "not_if" }}}} {NOT_IF} {{{{ . }}}}.{{{{ end }}}}{{{{ with $a | label "cost" }}}} {COSTS}'
+        " {{ . }}{{ end }}"
+    )
+    return (
+        f"{{{{ with {query} }}}}{_told(('flag', 'current', 'suggested', 'text'))}{more}{{{{ else }}}}{words}{{{{ end"
+        " }}"
+    )
 
 
 def _told(labels: tuple[str, ...]) -> str:
@@ -211,8 +228,8 @@ _WITHOUT = "-without-exporter"  # ends the name of each folder whose rules are f
 def _formatted(name: str, text: str, kind: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
     """Return path and text of a rule file in one of the formats.
 
-    Each format has a folder of its own, because no program reads another's; and each has another one for servers without the exporter, because
-    people load a folder as a whole.
+    Each format has a folder of its own, because no program reads another's; and each has another one for servers
+    without the exporter, because people load a folder as a whole.
     """
     if kind == "prometheus":
         return _RULE_FILES[name], text
@@ -228,7 +245,9 @@ def _formatted(name: str, text: str, kind: str, metadata: Mapping[str, Any]) -> 
 
 
 def at_former_paths(made: Mapping[str, str]) -> dict[str, str]:
-    """Return the rules for servers without the exporter once more, where they lay beside the others until 0.1.0: for one release."""
+    """Return the rules for servers without the exporter once more, where they lay beside the others until 0.1.0: for
+    one release.
+    """
     return {
         path.replace(_WITHOUT, ""): f"# Load {path} instead: the next release leaves this path out.\n{text}"
         for path, text in made.items()

@@ -1,4 +1,5 @@
-"""Alert rules over SGLang's own series, for servers without the exporter: the guide's limits in plain PromQL, and the flag of each.
+"""Alert rules over SGLang's own series, for servers without the exporter: the guide's limits in plain PromQL, and the
+flag of each.
 
 Each rule is the `native` field of a diagnosis.
 """
@@ -22,9 +23,13 @@ def texts(row: Diagnosis, native: Native) -> dict[str, str]:
     advice = f"{row.remedy.direction} {flag}" if flag else words
     return {
         "summary": filled(row.summary),
-        "description": f"{{{{ $labels.instance }}}}: {native.seen.replace('{value}', f'{{{{ $value | {native.form} }}}}')}.",
-        "advice": f"{advice}{f', {native.also}' if native.also else ''}"
-        + ("; for the value, add the exporter." if flag else "; for the cause and the flag, add the exporter."),
+        "description": (
+            f"{{{{ $labels.instance }}}}: {native.seen.replace('{value}', f'{{{{ $value | {native.form} }}}}')}."
+        ),
+        "advice": (
+            f"{advice}{f', {native.also}' if native.also else ''}"
+            + ("; for the value, add the exporter." if flag else "; for the cause and the flag, add the exporter.")
+        ),
     }
 
 

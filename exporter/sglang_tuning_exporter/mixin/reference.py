@@ -1,4 +1,6 @@
-"""Documentation made of the program's own tables: every metric, alert, flag, profile, diagnosis and source; tables of the README."""
+"""Documentation made of the program's own tables: every metric, alert, flag, profile, diagnosis and source; tables of
+the README.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,14 @@ _SOURCES = {
 }
 # What a workload must be like for a profile to suit it.
 _SUITS = {
-    "online": "Users or programs wait for each answer. An empty queue is good; the limit of a queue is its estimated wait.",
+    "online": (
+        "Users or programs wait for each answer. An empty queue is good; the limit of a queue is its estimated wait."
+    ),
     "offline": "Batch jobs: throughput matters, latency does not. An empty queue wastes capacity.",
     "long_context": "As `online`, with prompts of tens of thousands of tokens: time to first token may be longer.",
-    "multi_turn": "As `online`, with conversations or agents that send the same prefix again: the prefix cache matters.",
+    "multi_turn": (
+        "As `online`, with conversations or agents that send the same prefix again: the prefix cache matters."
+    ),
 }
 assert _SUITS.keys() == profiles.PROFILES.keys()
 # Facts in the log, since which release, and where. The fixtures under tests/data/logs have such lines.
@@ -68,7 +74,8 @@ LOGGED: tuple[tuple[str, str, str], ...] = (
     ("retraction_events", "0.3.0", "`Decode out of memory happened.`, `KV cache pool is full. Retract requests.`"),
     ("retracted_requests", "0.3.0", "`#retracted_reqs`"),
     ("admitted_requests", "0.3.0", "`#new-seq` in prefill lines"),
-    ("available_gpu_memory_gb", "0.4.3.post4", "`available_gpu_mem=` at start-up (0.4.7 on), before that `avail mem=` after the capture"),
+    ("available_gpu_memory_gb", "0.4.3.post4",
+        "`available_gpu_mem=` at start-up (0.4.7 on), before that `avail mem=` after the capture"),
     ("graph_memory_gb", "0.4.3.post4", "`Capture … end. … mem usage=` at start-up"),
     ("weight_memory_gb", "0.4.3.post4", "`Load weight end. … mem usage=` at start-up"),
     ("kv_memory_gb", "0.4.3.post4", "`KV Cache is allocated. … size:` at start-up"),

@@ -1,7 +1,7 @@
 """What an operator changes in the generated rules without editing them: `generate --config rules.yml`.
 
-Severity and labels of alerts, alerts that are switched off, pools that must exist, links, and the head of a PrometheusRule. How long an
-alert waits is the exporter's to decide (`--wait`), and so is what is accepted (`--accept`).
+Severity and labels of alerts, alerts that are switched off, pools that must exist, links, and the head of a
+PrometheusRule. How long an alert waits is the exporter's to decide (`--wait`), and so is what is accepted (`--accept`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ _ALERTS = (*runbooks.BY_ALERT, *(row.native.alert for row in ALL if row.native i
 _LOKI = re.compile(r"[A-Za-z0-9_-]{1,40}(:\{[^{}\n]+(?:\$\{[\w.]+\}[^{}\n]*)*\})?")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-# Templates that work for every alert: an error in one makes Prometheus refuse all rules, or put the error into the address.
+# Templates that work for every alert: an error in one makes Prometheus refuse all rules, or put the error into the
+# address.
 _TEMPLATE = re.compile(
-    r"\{\{-? *\$(?:labels|externalLabels)\.[a-zA-Z_][a-zA-Z0-9_]*(?: *\| *(?:urlquery|toLower|toUpper|stripPort|stripDomain))* *-?\}\}"
+    r"\{\{-? *\$(?:labels|externalLabels)\.[a-zA-Z_][a-zA-Z0-9_]*(?: *\|"
+    r" *(?:urlquery|toLower|toUpper|stripPort|stripDomain))* *-?\}\}"
 )
 _OWN = frozenset({"alertname", "severity", "diagnosis"})  # labels that rules, templates and inhibition rely on
 
@@ -37,8 +39,10 @@ class Wishes:
     labels: Mapping[str, str] = field(default_factory=dict)
     expected: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    # For the links in notifications; without an address there is no link. `{alert}` in the runbooks' is the alert's name; else it is appended.
-    # Both may hold Prometheus templates over the alert's labels: `http://{{ $labels.instance }}/runbooks` leads to the exporter, which serves them.
+    # For the links in notifications; without an address there is no link. `{alert}` in the runbooks' is the alert's
+    # name; else it is appended.
+    # Both may hold Prometheus templates over the alert's labels: `http://{{ $labels.instance }}/runbooks` leads to the
+    # exporter, which serves them.
     runbook_url: str = ""
     grafana_url: str = ""
     loki: str = ""  # a data source of Grafana's that has the servers' logs, and `:{…}`, how to find them

@@ -1,6 +1,7 @@
 """Recorded servers: record, scrub, replay, and the whole chain on loopback. Each is loaded by its own command.
 
-Here is what replayed servers and Alertmanager's webhook share: an HTTP server whose one function answers every request, and the end by a signal.
+Here is what replayed servers and Alertmanager's webhook share: an HTTP server whose one function answers every request,
+and the end by a signal.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - translated a
 def serving(
     address: str, answer: Callable[[str, bytes | None], Answer | None], key: str = "--listen-address"
 ) -> Iterator[str]:
-    """Answer requests, each in a thread, while the block runs; give `http://host:port`. Raise `UsageError` that begins with `key`.
+    """Answer requests, each in a thread, while the block runs; give `http://host:port`.
 
-    `answer` gets a path without its query, and the body of a POST; where it returns None, the connection is closed without an answer.
+    Raise `UsageError` that begins with `key`.
+
+    `answer` gets a path without its query, and the body of a POST; where it returns None, the connection is closed
+    without an answer.
     """
     listener = bind(address, key)
     server = _Server(listener.getsockname(), partial(_Handler, answer), bind_and_activate=False)
@@ -47,7 +51,9 @@ def serving(
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers each connection in a thread, at most `MOST_THREADS` at once: the oldest connection makes room for a new one."""
+    """Answers each connection in a thread, at most `MOST_THREADS` at once: the oldest connection makes room for a new
+    one.
+    """
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)

@@ -71,7 +71,10 @@ class Process:
             )
 
     def wait_until_ready(self, url: str) -> None:
-        """Wait until it answers 200 there. Raises `UsageError` with the end of its output where it ends or takes too long."""
+        """Wait until it answers 200 there.
+
+        Raises `UsageError` with the end of its output where it ends or takes too long.
+        """
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and self._child.poll() is None:
             with suppress(requests.RequestException):
@@ -98,8 +101,8 @@ class Process:
 class Stack:
     """Everything between an SGLang (real, recorded or fake) and a person.
 
-    `time_scale` divides every duration in rules and grouping, and what the exporter waits until an alert begins or ends, for a recording
-    that is replayed faster.
+    `time_scale` divides every duration in rules and grouping, and what the exporter waits until an alert begins or
+    ends, for a recording that is replayed faster.
     """
 
     def __init__(
@@ -233,7 +236,8 @@ def run(directory: str, *, profile: str, speed: float, seconds: float) -> int:
         log.touch()
         replay = ReplayServer(recorded, log_path=log, speed=speed, loop=True)
         print(
-            f"Replaying a recorded SGLang ({directory}) {speed:g} times as fast; every clock of the rules runs as fast.",
+            f"Replaying a recorded SGLang ({directory}) {speed:g} times as fast; every clock of the rules runs as"
+            " fast.",
             flush=True,
         )
         print("Starting the exporter, Alertmanager and Prometheus …", flush=True)

@@ -19,7 +19,9 @@ _PLACES = {row.alert: place for place, row in enumerate(runbooks.MOST_SEVERE_FIR
 
 
 def _text(value: object) -> str:
-    """Return one line without control characters: labels and annotations contain text from outside, such as model names."""
+    """Return one line without control characters: labels and annotations contain text from outside, such as model
+    names.
+    """
     return clean(" ".join(str(value).split()))
 
 
@@ -28,7 +30,9 @@ def _strings(value: object) -> dict[str, str]:
 
 
 def as_text(payload: object, *, without: str = "") -> str:
-    """Return a webhook message of Alertmanager (version 4) as text, `without` one annotation; empty for anything else."""
+    """Return a webhook message of Alertmanager (version 4) as text, `without` one
+    annotation; empty for anything else.
+    """
     alerts = payload.get("alerts") if isinstance(payload, dict) else None
     if not isinstance(alerts, list):
         return ""

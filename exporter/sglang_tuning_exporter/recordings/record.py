@@ -73,7 +73,10 @@ class Recorder:
         self._client.end()
 
     def run(self, seconds: float | None = None) -> None:
-        """Record for so long, or until `stop`. Raises `UsageError` where the directory is not new or the log cannot be read."""
+        """Record for so long, or until `stop`.
+
+        Raises `UsageError` where the directory is not new or the log cannot be read.
+        """
         try:
             self.output.mkdir(parents=True, exist_ok=True)
             if any(self.output.iterdir()):

@@ -27,7 +27,10 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def find(name: str) -> Path:
-    """Return a recording's directory by its path, or by the name of a packaged one. Raise `UsageError` for an unknown name."""
+    """Return a recording's directory by its path, or by the name of a packaged one.
+
+    Raise `UsageError` for an unknown name.
+    """
     is_path = "/" in name or name in {".", ".."} or Path(name).is_dir()
     return Path(name) if is_path else packaged(name)
 
@@ -44,11 +47,12 @@ def packaged(name: str) -> Path:
 class ReplayServer:
     """Serves a recording over HTTP and lets its log grow, `speed` recorded seconds per second.
 
-    With `loop` it starts again at the end, from the moment the server was ready, with counters that go on: counters that begin again
-    would show a restart. Without, the last scrape is still served and the log is quiet.
-    `position_seconds`: recorded seconds since the server was ready, of this round; `finished`: the recording has been played to its end;
-    `failure`: why the log cannot be written any more, such as a full disk. Raises `UsageError` for an invalid speed, and where the log
-    or, at the start, the port cannot be opened. `url` is known from then on.
+    With `loop` it starts again at the end, from the moment the server was ready, with counters that go on: counters
+    that begin again would show a restart. Without, the last scrape is still served and the log is quiet.
+    `position_seconds`: recorded seconds since the server was ready, of this round; `finished`: the recording has been
+    played to its end;
+    `failure`: why the log cannot be written any more, such as a full disk. Raises `UsageError` for an invalid speed,
+    and where the log or, at the start, the port cannot be opened. `url` is known from then on.
     """
 
     def __init__(
@@ -81,7 +85,10 @@ class ReplayServer:
         self._player = threading.Thread(target=self._play, name="replay-log", daemon=True)
 
     def start(self) -> None:
-        """Open the port, write the log up to the moment the server was ready, and start the replay. A failed start must be stopped too."""
+        """Open the port, write the log up to the moment the server was ready, and start the replay.
+
+        A failed start must be stopped too.
+        """
         self.url = self._ending.enter_context(serving(self._address, self._answer, "listen_address"))
         self._advance(0.0)
         self._player.start()
@@ -128,7 +135,9 @@ class ReplayServer:
         self._moment = rounds, position
 
     def _gone_on(self, page: bytes, rounds: int) -> bytes:
-        """Return a page with the counters of the rounds before; it has all series of the last one, because none goes again."""
+        """Return a page with the counters of the rounds before; it has all series of the last one, because none goes
+        again.
+        """
         last = self.recording.scrape_at(self.recording.length_seconds)
         if not rounds or last is None:
             return page

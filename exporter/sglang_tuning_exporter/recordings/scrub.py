@@ -1,7 +1,8 @@
 """Removes private data from logs and metrics: secrets, paths, hosts, addresses, model names, requests.
 
 Pure. It keeps what is known to be harmless: lines of the kinds that the exporter reads, in words that SGLang itself
-prints (`is_known`); every other word becomes `scrubbed`. Figures are kept, so that the recording is judged like the original.
+prints (`is_known`); every other word becomes `scrubbed`. Figures are kept, so that the recording is judged like the
+original.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ _URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]{1,20}://[^\s'\"<>)\]}]+")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?(?![\w.])")
 _IPV6 = re.compile(
     r"\[?(?<![\w:])(?:(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}"
-    r"|(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?::(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?)(?:%\w+)?(?![\w:])\]?(?::\d{1,5})?"
+    r"|(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?::(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?)"
+    r"(?:%\w+)?(?![\w:])\]?(?::\d{1,5})?"
 )
 _ABSOLUTE = re.compile(r"(?<![\w.)\]>/])~?/(?:[^\s/'\":,;<>(){}\[\]]+/)*[^\s/'\":,;<>(){}\[\]]+/?")
 _DOMAIN = re.compile(
-    r"\b(?:[\w-]{1,63}[.@]){1,8}(?:local|internal|lan|corp|intranet|svc|home|com|net|org|edu|gov|io|ai|dev|cloud|app|co|cn|de|uk|fr|jp|kr|in|eu|us|ru|ch|nl)\b(?:\.[a-z]{2,12})*",
+    r"\b(?:[\w-]{1,63}[.@]){1,8}(?:local|internal|lan|corp|intranet|svc|home|com|net|org|edu|gov|io|ai|dev|cloud|app"
+    r"|co|cn|de|uk|fr|jp|kr|in|eu|us|ru|ch|nl)\b(?:\.[a-z]{2,12})*",
     re.IGNORECASE,
 )
 
 # A number, a version, or words. Not words and numbers, of which names of hosts are made, and no address.
 _NUMBER = re.compile(
-    r"[+-]?(?:\d{1,10}(?:\.\d{1,24})?(?:e[+-]?\d{1,3})?|Inf)|\d{1,4}\.\d{1,4}\.\d{1,4}(?:\.?(?:post|rc|dev)\d{1,4})?|\{\}|\[\]",
+    r"[+-]?(?:\d{1,10}(?:\.\d{1,24})?(?:e[+-]?\d{1,3})?|Inf)|\d{1,4}\.\d{1,4}\.\d{1,4}(?:\.?(?:post|rc|dev)\d{1,4})?"
+    r"|\{\}|\[\]",
     re.ASCII,
 )
 _WORDS = re.compile(r"(?:--)?[a-z][a-z0-9]*(?:[ _+-][a-z][a-z0-9]*)*", re.IGNORECASE | re.ASCII)
@@ -49,15 +53,19 @@ _MODEL_KEY = re.compile(r"model_path|model_name|tokenizer_path|draft_model|^mode
 
 # Labels of SGLang's own, with words of its own.
 _OWN_LABELS = frozenset({
-    "le", "quantile", "tp_rank", "pp_rank", "dp_rank", "moe_ep_rank", "moe_dp_rank", "attn_cp_rank", "engine_type", "is_streaming",
-    "priority", "mode", "stage", "phase", "method", "status_code", "status", "cache_type", "cache_source", "forward_overlap", "reason",
+    "le", "quantile", "tp_rank", "pp_rank", "dp_rank", "moe_ep_rank", "moe_dp_rank", "attn_cp_rank", "engine_type",
+    "is_streaming",
+    "priority", "mode", "stage", "phase", "method", "status_code", "status", "cache_type", "cache_source",
+    "forward_overlap", "reason",
     "pid", "source", "state",
 })  # fmt: skip
 _SERIES = re.compile(r"sglang[:_]")
 
 _ENDPOINTS = frozenset({
-    "/", "/generate", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/score",
-    "/v1/rerank", "/rerank", "/encode", "/classify", "/health", "/health_generate", "/metrics", "/server_info", "/get_server_info",
+    "/", "/generate", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
+    "/v1/score",
+    "/v1/rerank", "/rerank", "/encode", "/classify", "/health", "/health_generate", "/metrics", "/server_info",
+    "/get_server_info",
     "/model_info", "/get_model_info", "/v1/models", "/v1/loads", "/flush_cache",
 })  # fmt: skip
 _ACCESS = re.compile(
@@ -77,9 +85,12 @@ _RETRACTION_WORDS = frozenset(
 
 
 class Scrubber:
-    """Removes private words from texts, pages and a log. It learns them from the server's arguments, which must come first.
+    """Removes private words from texts, pages and a log.
 
-    Of the log's last line: its `kind`, whether it `starts` a server, and when it was `printed` (unix seconds). `left_out` counts lines.
+    It learns them from the server's arguments, which must come first.
+
+    Of the log's last line: its `kind`, whether it `starts` a server, and when it was `printed` (unix seconds).
+    `left_out` counts lines.
     """
 
     def __init__(self, *, keep_request_text: bool = False) -> None:
@@ -116,7 +127,10 @@ class Scrubber:
         return _HOST_NAME.sub(HOST, text)
 
     def arguments(self, given: dict[str, Any], depth: int = 0) -> dict[str, object]:
-        """Return arguments, or any JSON object, without secrets; paths and models get neutral names. `depth`: of nested objects."""
+        """Return arguments, or any JSON object, without secrets; paths and models get neutral names.
+
+        `depth`: of nested objects.
+        """
         cleaned: dict[str, object] = {}
         for key, value in given.items():
             name = str(key)
@@ -200,7 +214,8 @@ class Scrubber:
         return self._numbered.setdefault((name, value), f"{OTHER}-{number}")
 
     def line(self, line: bytes) -> bytes | None:
-        """Return the harmless part of a line of the log, which the exporter reads, without what surrounds it; None if there is none.
+        """Return the harmless part of a line of the log, which the exporter reads, without what surrounds it; None if
+        there is none.
 
         Several lines where one proves the form of those before it, and where a runtime wrote a record of several lines.
         """
@@ -312,55 +327,64 @@ _FIGURES = re.compile(
 )
 
 
-# The words that SGLang itself prints in the lines that the exporter reads; all others may be private. The names of arguments and series are
-# those of the released wheels. The others are from the lines of starts, batches, failures and health, the frames of tracebacks, and the values
-# of arguments, in ten releases.
+# The words that SGLang itself prints in the lines that the exporter reads; all others may be private. The names of
+# arguments and series are those of the released wheels. The others are from the lines of starts, batches, failures and
+# health, the frames of tracebacks, and the values of arguments, in ten releases.
 _TOKEN = re.compile(r"[^\W_]+")
 # Figures with the letters that SGLang prints before or after them: 8GB, 60s, 1e6, TP0, 0.5.9.post1, fp8, sm90.
 _FIGURE_WITH_UNIT = re.compile(
     r"\d{1,24}(?:s|ms|us|[kmgt]i?b?|b|x|d|e\d{1,3})?|(?:tp|dp|pp|ep|cp|moe|attn|post|rc|dev|fp|bf|int|sm|v|h|a)?\d{1,4}"
 )
 _LINES = """
-a aborted acceleratorerror accept after all alloc allocate allocated allocation allocator allreduce already an and app application applications
-architecture are args asgi assertion assertionerror at attention attn attribute attributeerror avail available await backend background base batch be
-because been before begin bfloat bind bits body bootstrap breakable bs but by bytes cache cached call called can cannot capture captured capturing
-causing chained child chunk chunked client code command common communicator compile config context could couldn count cp cpu crashed cuda cudaerror
-current custom data deadlock debug decode decoding default deps detokenizer detokenizermanager device dict did died direct direction disagg dispatch
-does don done down draft draining dtype due dump during e elapsed elem empty encountered end ending engine enough ep error errors even event events
-exc exceeded except exception exhausted exit exited expected extend failed failure false fastapi fd file filenotfounderror fill finished fired flash
-flashinfer float for forward forwarded fragmentation frame free from full func function gained gb gen generate generation get gib gpu gpus graceful
-graph graphs group h handle handled handler handling happened has have head headers health hip hit host http id idle if ignore illegal image impl
-importerror in include included includedrouter increase index indexerror inf info init initialization initialize initializing inner input instead int
-internal invalid io is it item items its kernel key keyboardinterrupt keyerror kill killed kv kvcache largest last launch layer layers leaving len
-length lens less likely limit line list llamaforcausallm load loaded loader loading local loop low lower main make mamba manager master matmul max may
-mb mem memory memoryerror message method mib middleware min minutes mixin mm mode model module more most move multi multiprocessing name nan nccl need
-needed new next no node non none not notimplementederror npu num object of offload on one only op opt optimistic option or order oserror other out
-outer outofmemoryerror output over own packages packed page paged param parameter parent part pass path peak pending per pid piecewise please pool
-pools port post pre prealloc prefill prefix prepare previous priority process processed processes processing profile progress protocols proxy ptr pull
-push py pynccl python pytorch q quant query queue quit raise ran rank ranks rate ratio reached read ready reason receive received recent recommended
-recover recv reduce release req reqs request requests res reserved resource response restart result results retract retracted retracting retraction
-retry return returned returns rocm roll route router run runner running runs runtime runtimeerror s safe sample sampler sampling scale schedule
-scheduler scope second seconds self send sending sent seq sequence server set setting several sglang shape shared shm shutting sigint sigkill signal
-signum sigquit sigterm size sizes slot slots small so socket space spawn spec speculative srt stack stage starlette start started starting startup
-state status step still stop stopped stream subprocess success such super swa sync system t table take target task telemetry tensor tensors than that
-the their them then there thread threads throughput time timed timeout times to token tokenizer tokenizermanager tokens took torch total tp traceback
-track transfer transferring tree tried triton true try trying tuning type typeerror unable unbootstrapped unexpected unexpectedly unknown unload
-unspecified until up update usage use used user using utilization utils uvicorn v value valueerror values verify version wait waiting warmup warning
-was watchdog weight weights were when where which while will with within without worker workers workspace would write wrong x you zmq
+a aborted acceleratorerror accept after all alloc allocate allocated allocation allocator allreduce already an and app
+application applications architecture are args asgi assertion assertionerror at attention attn attribute attributeerror
+avail available await backend background base batch be because been before begin bfloat bind bits body bootstrap
+breakable bs but by bytes cache cached call called can cannot capture captured capturing causing chained child chunk
+chunked client code command common communicator compile config context could couldn count cp cpu crashed cuda cudaerror
+current custom data deadlock debug decode decoding default deps detokenizer detokenizermanager device dict did died
+direct direction disagg dispatch does don done down draft draining dtype due dump during e elapsed elem empty
+encountered end ending engine enough ep error errors even event events exc exceeded except exception exhausted exit
+exited expected extend failed failure false fastapi fd file filenotfounderror fill finished fired flash flashinfer float
+for forward forwarded fragmentation frame free from full func function gained gb gen generate generation get gib gpu
+gpus graceful graph graphs group h handle handled handler handling happened has have head headers health hip hit host
+http id idle if ignore illegal image impl importerror in include included includedrouter increase index indexerror inf
+info init initialization initialize initializing inner input instead int internal invalid io is it item items its kernel
+key keyboardinterrupt keyerror kill killed kv kvcache largest last launch layer layers leaving len length lens less
+likely limit line list llamaforcausallm load loaded loader loading local loop low lower main make mamba manager master
+matmul max may mb mem memory memoryerror message method mib middleware min minutes mixin mm mode model module more most
+move multi multiprocessing name nan nccl need needed new next no node non none not notimplementederror npu num object of
+offload on one only op opt optimistic option or order oserror other out outer outofmemoryerror output over own packages
+packed page paged param parameter parent part pass path peak pending per pid piecewise please pool pools port post pre
+prealloc prefill prefix prepare previous priority process processed processes processing profile progress protocols
+proxy ptr pull push py pynccl python pytorch q quant query queue quit raise ran rank ranks rate ratio reached read ready
+reason receive received recent recommended recover recv reduce release req reqs request requests res reserved resource
+response restart result results retract retracted retracting retraction retry return returned returns rocm roll route
+router run runner running runs runtime runtimeerror s safe sample sampler sampling scale schedule scheduler scope second
+seconds self send sending sent seq sequence server set setting several sglang shape shared shm shutting sigint sigkill
+signal signum sigquit sigterm size sizes slot slots small so socket space spawn spec speculative srt stack stage
+starlette start started starting startup state status step still stop stopped stream subprocess success such super swa
+sync system t table take target task telemetry tensor tensors than that the their them then there thread threads
+throughput time timed timeout times to token tokenizer tokenizermanager tokens took torch total tp traceback track
+transfer transferring tree tried triton true try trying tuning type typeerror unable unbootstrapped unexpected
+unexpectedly unknown unload unspecified until up update usage use used user using utilization utils uvicorn v value
+valueerror values verify version wait waiting warmup warning was watchdog weight weights were when where which while
+will with within without worker workers workspace would write wrong x you zmq
 """
 _VALUES = """
-abort admin amd ascend asynchronous auto awq best bf bfs breadth cascade chain clip compressed coreweave cutlass deep deepep deepgemm deterministic
-dfs direct disabled dummy dynamic e4m3 e4m3fn e5m2 eager eagle effort fa fa2 fa3 fa4 fcfs file first flash flashmla float16 float32 fp4 fp8 frozen
-fused gguf gptq half hf hpu huggingface int4 int8 intel kv latency layer layerwise length llguidance lof lora low lpm lru marlin mha minimum mla
-modelopt mooncake musa mxfp4 nextn ngram nixl none normal npu null nvfp4 off outlines packed pinned pytorch queue qwen random robin round routing
-safetensors selective serial shortest sigmoid simple split standalone static tc through torchao total trivial trtllm trtllm_mha unified w8a8 write
-xgrammar xpu zero
+abort admin amd ascend asynchronous auto awq best bf bfs breadth cascade chain clip compressed coreweave cutlass deep
+deepep deepgemm deterministic dfs direct disabled dummy dynamic e4m3 e4m3fn e5m2 eager eagle effort fa fa2 fa3 fa4 fcfs
+file first flash flashmla float16 float32 fp4 fp8 frozen fused gguf gptq half hf hpu huggingface int4 int8 intel kv
+latency layer layerwise length llguidance lof lora low lpm lru marlin mha minimum mla modelopt mooncake musa mxfp4 nextn
+ngram nixl none normal npu null nvfp4 off outlines packed pinned pytorch queue qwen random robin round routing
+safetensors selective serial shortest sigmoid simple split standalone static tc through torchao total trivial trtllm
+trtllm_mha unified w8a8 write xgrammar xpu zero
 """
 _ANSWERS = """
-accept aggregate available cache capacity code compute cp decode delete device disaggregation dp effective engine extend forward gb gen get graph head
-hit host info input internal is kvcache last le loads memory method mode moe num output overlap phase pid pp prefill put quantile queues rank rate
-ready reason reqs request running scheduler source speculative stage startup state states status step storage streaming swa throughput time timestamp
-token tp type usage used utilization verify version waiting weight
+accept aggregate available cache capacity code compute cp decode delete device disaggregation dp effective engine extend
+forward gb gen get graph head hit host info input internal is kvcache last le loads memory method mode moe num output
+overlap phase pid pp prefill put quantile queues rank rate ready reason reqs request running scheduler source
+speculative stage startup state states status step storage streaming swa throughput time timestamp token tp type usage
+used utilization verify version waiting weight
 """
 
 

@@ -1,7 +1,8 @@
-"""Checks before the application: method, body size, rate limit, password; the headers of every answer; and what becomes of an error.
+"""Checks before the application: method, body size, rate limit, password; the headers of every answer; and what becomes
+of an error.
 
-What strangers can ask for is done in a thread of its own, a bounded number at once, so that it delays nothing else. Whoever hangs up is not
-waited for: his request is dropped, wherever it is.
+What strangers can ask for is done in a thread of its own, a bounded number at once, so that it delays nothing else.
+Whoever hangs up is not waited for: his request is dropped, wherever it is.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 METHODS = ("GET", "HEAD")
-# No request needs a body. A body up to this size is ignored, since some clients send one; a larger one closes the connection.
+# No request needs a body. A body up to this size is ignored, since some clients send one; a larger one closes the
+# connection.
 MOST_BODY_BYTES = 64 << 10
 MOST_CHECKS = 4  # of passwords that are not known yet; the next one is answered at once
 MOST_CACHED = 100
@@ -59,12 +61,16 @@ logger = logging.getLogger("sglang_tuning_exporter")
 
 
 def headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the headers of every response: the defaults, overridden by the web configuration; an empty value removes one."""
+    """Return the headers of every response: the defaults, overridden by the web configuration; an empty value removes
+    one.
+    """
     return [(name, value) for name, value in {**SAFE_HEADERS, **own}.items() if value]
 
 
 async def ended(work: Future[Any], seconds: float | None = None) -> None:
-    """Wait until the work of another thread has ended, for at most so many seconds; `asyncio.wrap_future` takes twice the turns of the event loop."""
+    """Wait until the work of another thread has ended, for at most so many seconds; `asyncio.wrap_future` takes twice
+    the turns of the event loop.
+    """
     if work.done():
         return
     loop = asyncio.get_running_loop()
@@ -88,14 +94,18 @@ async def ended(work: Future[Any], seconds: float | None = None) -> None:
 
 
 class FullError(HTTPException):
-    """So many wait already that there is no place for another one: a page's application answers it as it answers every `HTTPException`."""
+    """So many wait already that there is no place for another one: a page's application answers it as it answers every
+    `HTTPException`.
+    """
 
     def __init__(self) -> None:
         super().__init__(503, "Too many wait already", _LATER)
 
 
 class Lane:
-    """One thread, and at most `most` pieces of work that run or wait. Work whose task is cancelled before its turn is left out.
+    """One thread, and at most `most` pieces of work that run or wait.
+
+    Work whose task is cancelled before its turn is left out.
 
     The thread ends with the process, whatever it does: Python's own pools would make the end wait for it.
     """
@@ -142,7 +152,9 @@ class Lane:
 
 
 class Guard:
-    """ASGI middleware. Without a `web_config` there is no authentication and no rate limit. `answered` counts answers by status.
+    """ASGI middleware.
+
+    Without a `web_config` there is no authentication and no rate limit. `answered` counts answers by status.
 
     A request that is let in has `admitted` in its scope, by which its connection is no stranger's.
     """
@@ -179,7 +191,8 @@ class Guard:
         except FullError as full:
             await PlainTextResponse(f"{full.detail}\n", 503, headers=_LATER)(scope, receive, counted)
         except Exception as error:  # noqa: BLE001 - whatever it is, other requests go on
-            logger.error("%s: unexpected error, please report it: %s", scope["path"][:80], described(error))  # noqa: TRY400 - one line
+            # One line
+            logger.error("%s: unexpected error, please report it: %s", scope["path"][:80], described(error))  # noqa: TRY400
             if not scope.get("begun"):
                 await PlainTextResponse("Internal Server Error", 500)(scope, receive, counted)
 
@@ -215,7 +228,8 @@ class Guard:
         return (0, {}) if is_right else (401, _ASKING)
 
     def take(self, rate: tuple[float, int], now: float) -> bool:
-        """Take one request at `now`, in seconds, out of a bucket that fills by one each interval; False when none is left.
+        """Take one request at `now`, in seconds, out of a bucket that fills by one each interval; False when none is
+        left.
 
         A new rate, of an interval and the most requests at once, starts with a full bucket.
         """

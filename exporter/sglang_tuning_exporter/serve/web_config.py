@@ -1,12 +1,13 @@
 """Prometheus's web configuration file: its format, the TLS context made of it, and the configuration in force.
 
-The format is that of prometheus/exporter-toolkit. What its tools refuse is refused here; settings that they accept and this exporter cannot
-apply are refused too, in one sentence. Nothing is ignored silently.
+The format is that of prometheus/exporter-toolkit. What its tools refuse is refused here; settings that they accept and
+this exporter cannot apply are refused too, in one sentence. Nothing is ignored silently.
 
-The file is read at the start, and again when one of its files changes. Only a complete and valid file replaces the one in force. While the
-present one cannot be read or applied, `sglang_tuning_web_config_up` is 0, and soon nobody is let in any more: the file may be there to shut
-somebody out. Prometheus's own exporters answer every request with 500 then. One that is late proves nothing, since a busy machine is late too:
-what is in force stays so for at most ten minutes (`files.KEPT_SECONDS`).
+The file is read at the start, and again when one of its files changes. Only a complete and valid file replaces the one
+in force. While the present one cannot be read or applied, `sglang_tuning_web_config_up` is 0, and soon nobody is let in
+any more: the file may be there to shut somebody out. Prometheus's own exporters answer every request with 500 then. One
+that is late proves nothing, since a busy machine is late too: what is in force stays so for at most ten minutes
+(`files.KEPT_SECONDS`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import yaml
 from sglang_tuning_exporter.config import files, values
 
 LOOK_SECONDS = 1.0
-# Since a file was first seen to be of no use: a file that is written piece by piece closes nothing, and a revoked password is gone.
+# Since a file was first seen to be of no use: a file that is written piece by piece closes nothing, and a revoked
+# password is gone.
 CLOSE_SECONDS = 3.0
 # Go's and OpenSSL's name of each TLS 1.2 suite: those that Go calls secure, and four with RSA key exchange that it
 # called secure up to 1.21.
@@ -209,7 +211,9 @@ _TLS: Mapping[str, tuple[_Check, Any]] = {
 
 
 def _tls(value: Any) -> dict[str, Any] | None:
-    """Return the section with every key; a certificate, key or authority is PEM text, or the path of a file as it was written."""
+    """Return the section with every key; a certificate, key or authority is PEM text, or the path of a file as it was
+    written.
+    """
     given = values.section({key: check for key, (check, _) in _TLS.items()}, _BLANK)(value)
     tls = {key: default for key, (_, default) in _TLS.items()} | given
     asks, must = tls["client_auth_type"] != "NoClientCert", tls["client_auth_type"] == "RequireAndVerifyClientCert"
@@ -225,8 +229,9 @@ def _tls(value: Any) -> dict[str, Any] | None:
         "client_ca_file: add client_auth_type: RequireAndVerifyClientCert": has_authority and not asks,
         # Go would trust every authority of the system: anybody with a certificate of a public one would be let in.
         "client_ca_file: missing; name the authority whose clients are let in": asks and not has_authority,
-        "client_allowed_sans: add client_auth_type: RequireAndVerifyClientCert": tls["client_allowed_sans"]
-        and not must,
+        "client_allowed_sans: add client_auth_type: RequireAndVerifyClientCert": (
+            tls["client_allowed_sans"] and not must
+        ),
         f"min_version={tls['min_version']}: it is above max_version; nobody could connect": (
             tls["min_version"] > tls["max_version"]
         ),
@@ -257,9 +262,12 @@ _FILE = values.section(
 
 
 class _Loader(yaml.BaseLoader):
-    """Scalars stay the text they are (a user may be called `no` or `0123`), tags mean nothing, and no key stands twice."""
+    """Scalars stay the text they are (a user may be called `no` or `0123`), tags mean
+    nothing, and no key stands twice.
+    """
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the base class's signature
+    # The base class's signature
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         found: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep)
@@ -274,7 +282,8 @@ class _Loader(yaml.BaseLoader):
 def parse(text: str) -> dict[str, Any]:
     """Return the checked sections of a web configuration file. Raises `UsageError`."""
     try:
-        content = yaml.load(text, Loader=_Loader)  # noqa: S506 # nosec B506 # a BaseLoader, which makes nothing but text, lists and mappings
+        # A BaseLoader, which makes nothing but text, lists and mappings
+        content = yaml.load(text, Loader=_Loader)  # noqa: S506 # nosec B506
     except yaml.MarkedYAMLError as error:
         # Without the line itself, which PyYAML would show: it may be a password's.
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
@@ -291,7 +300,9 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def load(path: Path, contents: _Contents) -> tuple[dict[str, Any], ssl.SSLContext | None]:
-    """Return the sections of a file, and with TLS a context made of the certificates that it names. Raises `UsageError`.
+    """Return the sections of a file, and with TLS a context made of the certificates that it names.
+
+    Raises `UsageError`.
 
     `contents`: the files that were read so far; one that is not among them is read and added.
     """
@@ -384,7 +395,9 @@ class ActiveConfig:
                 on_change()
 
     def reload(self) -> bool:
-        """Reload where files changed, and did not change since the last look; return whether a new configuration is in force."""
+        """Reload where files changed, and did not change since the last look; return whether a new configuration is in
+        force.
+        """
         before, self._seen = self._seen, {}
         for path in self._judged:
             with suppress(OSError):
@@ -395,7 +408,8 @@ class ActiveConfig:
         try:
             found, context = load(self._path, self._judged)
             if (context is None) is self.is_tls:
-                raise values.UsageError("tls_server_config: restart the exporter to turn TLS on or off")  # noqa: TRY301 - one place reports
+                # One place reports
+                raise values.UsageError("tls_server_config: restart the exporter to turn TLS on or off")  # noqa: TRY301
         except values.UsageError as error:
             self._report(str(error))
             return False

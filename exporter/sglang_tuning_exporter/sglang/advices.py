@@ -1,8 +1,9 @@
-"""What SGLang itself says about its flags: which of its texts a message is, what flag it names, and whether it is advice. Pure.
+"""What SGLang itself says about its flags: which of its texts a message is, what flag it names, and whether it is
+advice. Pure.
 
-`advices.json` beside this file has the texts, generated from SGLang's wheels by `release/advices.py`. A text is compared piece by piece: its constant
-words must stand in the message in their order, from the first letter to the last, so a text inside of other words is none, and the time
-grows with the length of the message only.
+`advices.json` beside this file has the texts, generated from SGLang's wheels by `release/advices.py`. A text is
+compared piece by piece: its constant words must stand in the message in their order, from the first letter to the last,
+so a text inside of other words is none, and the time grows with the length of the message only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _LONGEST = 2000
 _LONGEST_SUBJECT = 160  # of what varies before the first constant word
 _LINES = 60
 _TYPE = re.compile(
-    r"(?:[^\s\"']{1,300}\.py:\d{1,6}: )?[A-Za-z_][\w.]{0,120}(?:Error|Exception|Warning|Interrupt|WARNING|ERROR|INFO|CRITICAL): "
+    r"(?:[^\s\"']{1,300}\.py:\d{1,6}:"
+    r" )?[A-Za-z_][\w.]{0,120}(?:Error|Exception|Warning|Interrupt|WARNING|ERROR|INFO|CRITICAL): "
 )
 _PLACE = re.compile(r"\{\{|\}\}|\{n?\}|\{n=([^}]*)\}")
 _DIRECTIONS = {"+": "increase", "-": "decrease", "=": "set", "!": "unset"}

@@ -95,9 +95,14 @@ def _too_conservative(view: View, _: Beside) -> list[Offer]:
         return [set_flag(view, CONSERVATIVENESS, target)]
     return [
         say(
-            words="ask for fewer max_new_tokens: the flag is low enough; a new request waits until its whole max_new_tokens fits beside what SGLang"
-            " reserves for running requests",
-            why="SGLang starts a request only if its max_new_tokens (4096 at most) fits beside what it reserves for running requests.",
+            words=(
+                "ask for fewer max_new_tokens: the flag is low enough; a new request waits until its whole"
+                " max_new_tokens fits beside what SGLang reserves for running requests"
+            ),
+            why=(
+                "SGLang starts a request only if its max_new_tokens (4096 at most) fits beside what it reserves for"
+                " running requests."
+            ),
             not_if="clients need the answers that long",
             cost="Longer answers are truncated.",
         )
@@ -146,8 +151,10 @@ def _raised_limit(view: View, to: float, now: float, usage: float) -> Change:
 def _reduced_by_sglang(view: View, now: float) -> Change:
     """Return what to do where SGLang itself reduced the limit at its start."""
     return say(
-        words="make room for more requests (more memory for the KV cache): SGLang itself reduced the limit to"
-        f" {view.facts.least_limit or now:g} for want of capacity, whatever --max-running-requests says",
+        words=(
+            "make room for more requests (more memory for the KV cache): SGLang itself reduced the limit to"
+            f" {view.facts.least_limit or now:g} for want of capacity, whatever --max-running-requests says"
+        ),
         why="Its line in the start says so. A higher flag is reduced again.",
         not_if="memory is free for nothing else",
         cost="Less GPU memory stays free for peaks.",
@@ -155,7 +162,9 @@ def _reduced_by_sglang(view: View, now: float) -> Change:
 
 
 def _room(view: View, now: float, usage: float) -> float:
-    """Return how many times the present limit fits: by the token usage, and by the objective where tokens are late already."""
+    """Return how many times the present limit fits: by the token usage, and by the objective where tokens are late
+    already.
+    """
     room = min(MOST_TIMES, view.profile.token_usage_target / usage) if usage > 0 else MOST_TIMES
     return min(room, SMALL_BATCH * view.facts.shared_by / now) if _is_slow(view) else room
 
@@ -186,7 +195,9 @@ def _gain_at_limit(view: View, to: float, now: float, usage: float) -> str:
 
 
 def _within_graphs(view: View, raised: Change, to: float, now: float, usage: float) -> list[Offer]:
-    """Keep the larger batch within the captured graphs, or enlarge the graphs as well if the remaining KV cache still fits the batch."""
+    """Keep the larger batch within the captured graphs, or enlarge the graphs as well if the remaining KV cache still
+    fits the batch.
+    """
     facts, gain = view.facts, raised.gain
     largest, batch = facts.largest_captured, ceil(to / facts.shared_by)
     unset = not facts.is_before(0, 5, 14) and facts.number(facts.graph_arg) is None
@@ -205,7 +216,10 @@ def _within_graphs(view: View, raised: Change, to: float, now: float, usage: flo
         taken = (fraction - lowered) * facts.capacity_gb / facts.pools_gb
         if usage * to / now > view.profile.token_usage_target * (1.0 - taken):
             share = f"{100 * taken:.0f} %" if taken < 1 else "all"
-            words = f"nothing, or add a server: CUDA graphs for {batch} requests take {share} of the KV cache that these would need"
+            words = (
+                f"nothing, or add a server: CUDA graphs for {batch} requests take {share} of the KV cache that these"
+                " would need"
+            )
             return [say(words=words)]
     return [raised, graphs]
 
@@ -257,7 +271,10 @@ def _pool_full(view: View, beside: Beside) -> list[Offer]:
         return []  # the limit is as near as the memory
     larger, kind = larger_pool(view), eight_bits(view)
     if elsewhere:
-        words = "enlarge the KV cache of this decode server, or add decode servers: requests wait in its prealloc queue for room"
+        words = (
+            "enlarge the KV cache of this decode server, or add decode servers: requests wait in its prealloc queue for"
+            " room"
+        )
         return [*larger, say(words=words)]
     unused = aim_at_reserve(view, beside, too_large=True) if MEMORY_RESERVE_TOO_LARGE in beside else []
     if more := larger or [change for change in unused if change.to is not None][:1]:
@@ -294,7 +311,10 @@ HYBRID_POOL_FULL = limit(
         name="serving time with a full sliding-window or mamba cache and requests waiting",
     ),
     summary="Requests wait because the sliding-window or mamba cache is full while the main KV cache has free space.",
-    past="Until {until} requests waited because the sliding-window or mamba cache was full while the main KV cache had free space.",
+    past=(
+        "Until {until} requests waited because the sliding-window or mamba cache was full while the main KV cache had"
+        " free space."
+    ),
     guide=NOT_IN_GUIDE + "the cache that fills up first is the limit; token usage is that of the fullest cache",
     remedy=Change(
         arg="swa_full_tokens_ratio",
@@ -354,7 +374,10 @@ RUNNING_AT_LIMIT = limit(
     summary="Requests wait because SGLang runs as many as --max-running-requests allows.",
     past="Until {until} requests waited because SGLang ran as many as --max-running-requests allows.",
     seen="{value} of the serving time at --max-running-requests with requests waiting",
-    guide="under load #running-req should be close to --max-running-requests; a queue at that limit is caused by the limit",
+    guide=(
+        "under load #running-req should be close to --max-running-requests; a queue at that limit is caused by the"
+        " limit"
+    ),
     remedy=Change(
         arg=LIMIT,
         direction="raise",
@@ -410,8 +433,14 @@ ADMISSION_STANDING_STILL = limit(
     past="Until {until} SGLang started no waiting request although the next ones fit.",
     guide=NOT_IN_GUIDE + "a scheduler that admits nothing is a fault, not a lack of memory",
     remedy=look(
-        words="save a stack dump (py-spy dump --pid of the scheduler), look for known bugs of this release, then restart the server",
-        why="Places and memory are free, and still none of the waiting requests starts. A larger KV cache would not change that.",
+        words=(
+            "save a stack dump (py-spy dump --pid of the scheduler), look for known bugs of this release, then restart"
+            " the server"
+        ),
+        why=(
+            "Places and memory are free, and still none of the waiting requests starts. A larger KV cache would not"
+            " change that."
+        ),
         not_if="generation is paused (/pause_generation), or weights are being updated",
     ),
     groups=frozenset({Group.WAIT}),
@@ -429,14 +458,23 @@ ADMISSION_TOO_CONSERVATIVE = limit(
     past="Until {until} requests waited although the KV cache had free space.",
     seen="{value} of the serving time with requests waiting and token usage below {token_usage_target}",
     remark=_in_full,
-    guide='"Achieve a high token usage": with low token usage and frequent #queue-req above 0, lower --schedule-conservativeness to about'
-    " 0.3; the usual cause is a large max_new_tokens of requests that end early by EOS or stop strings",
+    guide=(
+        '"Achieve a high token usage": with low token usage and frequent #queue-req above 0, lower'
+        " --schedule-conservativeness to about 0.3; the usual cause is a large max_new_tokens of requests that end"
+        " early by EOS or stop strings"
+    ),
     remedy=Change(
         arg=CONSERVATIVENESS,
         direction="lower",
         words="0.3",
-        why="Requests set a large max_new_tokens and end early (EOS, stop strings), so SGLang reserves KV cache that they never use.",
-        not_if="requests run to their max_new_tokens, prompts are very long, or retractions appear: then raise it towards 1.0",
+        why=(
+            "Requests set a large max_new_tokens and end early (EOS, stop strings), so SGLang reserves KV cache that"
+            " they never use."
+        ),
+        not_if=(
+            "requests run to their max_new_tokens, prompts are very long, or retractions appear: then raise it"
+            " towards 1.0"
+        ),
         cost="The slowest requests may take longer, and a few retractions may appear.",
     ),
     unless=(Group.RETRACTION, SCHEDULER_STUCK, DP_IMBALANCED),
@@ -451,8 +489,10 @@ ADMISSION_TOO_CONSERVATIVE = limit(
     shade=1,
     native=Native(
         alert="SGLangKVCacheUnderused",
-        expr=f"avg_over_time((\n  ({is_so('num_queue_reqs', '> bool 0')})\n"
-        f"  * ({is_so('(full_)?token_usage', f'< bool {DEFAULT.token_usage_target:g}')})\n)[10m:30s])",
+        expr=(
+            f"avg_over_time((\n  ({is_so('num_queue_reqs', '> bool 0')})\n"
+            f"  * ({is_so('(full_)?token_usage', f'< bool {DEFAULT.token_usage_target:g}')})\n)[10m:30s])"
+        ),
         limit=f"> {DEFAULT.frequent_share:g}",
         seen=f"{{value}} of the time requests waited and token usage was below {DEFAULT.token_usage_target:g}",
     ),
@@ -471,7 +511,10 @@ RUNNING_FAR_BELOW_LIMIT = Diagnosis(
         arg="kv_cache_dtype",
         direction="set",
         words="fp8_e4m3, or more memory for the KV cache",
-        why="Each running request keeps its tokens in the KV cache. An FP8 KV cache holds twice as many in the same memory.",
+        why=(
+            "Each running request keeps its tokens in the KV cache. An FP8 KV cache holds twice as many in the same"
+            " memory."
+        ),
         not_if="answers must not lose any accuracy, or the GPU has no FP8",
         cost="A little accuracy.",
     ),

@@ -73,7 +73,10 @@ def _gives_up(measure: Measure) -> When:
 
 def _longest_prompts(view: View, _: Beside) -> list[Change]:
     mean = view.totals["too_long_tokens"] / max(view.totals["too_long"], 1.0)
-    words = f"enlarge the KV cache ({pool_flags(view)}), or send shorter prompts: those refused have {mean:,.0f} tokens on average"
+    words = (
+        f"enlarge the KV cache ({pool_flags(view)}), or send shorter prompts: those refused have {mean:,.0f} tokens on"
+        " average"
+    )
     return larger_pool(view, mean) or [say(words=words)]
 
 
@@ -109,8 +112,10 @@ CLIENTS_TIME_OUT = limit(
     remedy=Change(
         direction="slow down",
         words="send fewer requests at once, add a replica, or raise the clients' time-out",
-        why="Nearly all requests end at the same age: that is a client's time-out, not people who stop an answer. Retries of them make the"
-        " load larger still.",
+        why=(
+            "Nearly all requests end at the same age: that is a client's time-out, not people who stop an answer."
+            " Retries of them make the load larger still."
+        ),
         not_if="another finding of this server names a flag: change it first",
     ),
     causes=(Group.WAIT, QUEUE_TOO_LONG, SCHEDULER_STUCK),
@@ -156,8 +161,10 @@ REQUESTS_FAILED = limit(
     remedy=Change(
         direction="read",
         words="read the traceback after Exception in ASGI application in the log",
-        why="No flag mends an exception. Its last line says what went wrong: often a client that asks for what this release cannot do, or a"
-        " time limit of the web server.",
+        why=(
+            "No flag mends an exception. Its last line says what went wrong: often a client that asks for what this"
+            " release cannot do, or a time limit of the web server."
+        ),
         not_if="a proxy in front of SGLang answers 500 by itself: then SGLang's log has no such line",
     ),
     shade=1,
@@ -184,7 +191,10 @@ REQUESTS_REFUSED = chance(
         arg="grammar_backend",
         direction="set",
         words="xgrammar",
-        why="The clients ask for structured output (a JSON schema, regex or EBNF), and without a grammar backend SGLang refuses that.",
+        why=(
+            "The clients ask for structured output (a JSON schema, regex or EBNF), and without a grammar backend SGLang"
+            " refuses that."
+        ),
         not_if="the package of the grammar backend is not installed",
         cost="Each new schema is compiled before its request can run.",
     ),
@@ -203,7 +213,10 @@ PROMPTS_BEYOND_KV_CACHE = chance(
         arg="max_total_tokens",
         direction="raise",
         words="larger than the longest prompt with its answer",
-        why="SGLang answers such a prompt with an error (status 400) at once, or cuts it off with --allow-auto-truncate. No other flag helps.",
+        why=(
+            "SGLang answers such a prompt with an error (status 400) at once, or cuts it off with"
+            " --allow-auto-truncate. No other flag helps."
+        ),
         not_if="the clients send such prompts by mistake: then nothing needs to change",
         cost="Less GPU memory stays free for peaks.",
     ),
@@ -223,9 +236,14 @@ PROMPTS_BEYOND_CONTEXT = chance(
         arg="context_length",
         direction="raise",
         words="longer than the longest request, prompt and answer together",
-        why="SGLang answers such a request with an error, which a stream carries in an answer with status 200, or cuts it off with"
-        " --allow-auto-truncate.",
-        not_if="the model's own context is not longer: SGLang then refuses to start; or the clients send such prompts by mistake",
+        why=(
+            "SGLang answers such a request with an error, which a stream carries in an answer with status 200, or cuts"
+            " it off with --allow-auto-truncate."
+        ),
+        not_if=(
+            "the model's own context is not longer: SGLang then refuses to start; or the clients send such prompts by"
+            " mistake"
+        ),
         cost="Long requests hold more of the KV cache, so fewer run together.",
     ),
     advise=_longest_requests,

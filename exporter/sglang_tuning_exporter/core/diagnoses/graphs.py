@@ -31,7 +31,10 @@ def _is_beyond_captured(view: View, beside: Beside) -> bool:
 
 def _assumed(view: View) -> str:
     """Say which graphs are taken for captured where the start is not known."""
-    words = f"The start is not in this log: that SGLang captured up to {USUAL_CAPTURED}, as it does by itself, is an assumption."
+    words = (
+        f"The start is not in this log: that SGLang captured up to {USUAL_CAPTURED}, as it does by itself, is an"
+        " assumption."
+    )
     return words if view.facts.largest_captured is None else ""
 
 
@@ -53,8 +56,10 @@ def _cover_batches(view: View, _: Beside) -> list[Offer]:
     if to is None:
         return [
             say(
-                words=f"leave it, or run at most {most} at once: 99 % of the time batches hold up to {batch:g} requests, and the guide calls CUDA graphs"
-                f" useful up to {most}; in larger batches the launches matter less",
+                words=(
+                    f"leave it, or run at most {most} at once: 99 % of the time batches hold up to {batch:g} requests,"
+                    f" and the guide calls CUDA graphs useful up to {most}; in larger batches the launches matter less"
+                ),
                 why="The guide names no larger graph for this number of GPUs.",
                 not_if="most batches are smaller at other times",
             )
@@ -76,8 +81,11 @@ def _mend_graphs(view: View, _: Beside) -> list[Change]:
         return []
     return [
         say(
-            words="look into the start of the log: graphs are switched off, the batch is larger than the captured ones (SGLang captures up to"
-            f" {USUAL_CAPTURED} by itself; --cuda-graph-max-bs, --cuda-graph-max-bs-decode from 0.5.14 on), or the backend cannot be captured",
+            words=(
+                "look into the start of the log: graphs are switched off, the batch is larger than the captured ones"
+                f" (SGLang captures up to {USUAL_CAPTURED} by itself; --cuda-graph-max-bs, --cuda-graph-max-bs-decode"
+                " from 0.5.14 on), or the backend cannot be captured"
+            ),
             why="The start is not in this log, so what was captured is an assumption.",
             not_if="LoRA or speculative decoding cannot be captured",
         )
@@ -96,7 +104,10 @@ CUDA_GRAPH_NOT_COVERING = limit(
     past="Until {until} decode batches were larger than the largest captured CUDA graph.",
     seen="{value} of the serving time in decode batches larger than the largest captured size",
     remark=lambda view: "" if view.totals["replayed_most"] else _assumed(view),
-    guide='"Tune --cuda-graph-max-bs": raise it to 512 or 768 for large batches, and lower --mem-fraction-static at the same time',
+    guide=(
+        '"Tune --cuda-graph-max-bs": raise it to 512 or 768 for large batches, and lower --mem-fraction-static at the'
+        " same time"
+    ),
     remedy=Change(
         arg="cuda_graph_max_bs",
         direction="raise",
@@ -127,7 +138,10 @@ CUDA_GRAPH_OFF = limit(
     summary="SGLang decodes small batches without CUDA graphs.",
     past="Until {until} SGLang decoded small batches without CUDA graphs.",
     remark=_assumed,
-    guide='"Tune --cuda-graph-max-bs": small batches should run with CUDA graphs; check --disable-cuda-graph and --attention-backend',
+    guide=(
+        '"Tune --cuda-graph-max-bs": small batches should run with CUDA graphs; check --disable-cuda-graph and'
+        " --attention-backend"
+    ),
     remedy=Change(
         arg="disable_cuda_graph",
         direction="drop",
@@ -154,16 +168,20 @@ TORCH_COMPILE_CANDIDATE = chance(
     ),
     summary="A small model runs in small batches: torch.compile may speed it up.",
     seen="at most {value} requests ran together 99 % of the time",
-    guide='"Try other options": --enable-torch-compile speeds up small models at small batches; keep its cache under'
-    " TORCHINDUCTOR_CACHE_DIR, since /tmp may be cleared; with it machines of one kind can share it",
+    guide=(
+        '"Try other options": --enable-torch-compile speeds up small models at small batches; keep its cache under'
+        " TORCHINDUCTOR_CACHE_DIR, since /tmp may be cleared; with it machines of one kind can share it"
+    ),
     remedy=Change(
         arg="enable_torch_compile",
         direction="add",
         words="add it",
         why="At small batches the GPU waits for kernel launches; compiled kernels need fewer.",
         not_if="batches grow beyond --torch-compile-max-bs (default 32)",
-        cost="Each start takes minutes longer until the cache is filled. Set TORCHINDUCTOR_CACHE_DIR to a persistent folder (/tmp may be"
-        " cleared): servers with the same GPU and model can share it.",
+        cost=(
+            "Each start takes minutes longer until the cache is filled. Set TORCHINDUCTOR_CACHE_DIR to a persistent"
+            " folder (/tmp may be cleared): servers with the same GPU and model can share it."
+        ),
         to=True,
     ),
 )

@@ -48,7 +48,9 @@ def _burning(latency: str, rate: str) -> Measure:
 
 
 def _step_of_a_large_batch(view: View) -> float | None:
-    """Seconds between two tokens, where decoding alone takes them: the batch is large and prompts take little of the time."""
+    """Seconds between two tokens, where decoding alone takes them: the batch is large and prompts take little of the
+    time.
+    """
     prefills = view.totals["prefilling"] > RARELY * view.known["queue"]
     return None if (view.batch(0.5) or 0.0) < LARGE_BATCH or prefills else view.step_seconds
 
@@ -131,7 +133,9 @@ _CRITICAL = (RESTART_LOOP, SERVER_DOWN, Group.FAILURE)
 def _burn_rate(
     latency: str, words: str, of: str, late: str, *, short: str, fast: Diagnosis | None = None, **own: Any
 ) -> Diagnosis:
-    """Return the diagnosis of a burn rate, the slow one beside the `fast` one. Its alert has no `after`: the ledger's windows are the wait.
+    """Return the diagnosis of a burn rate, the slow one beside the `fast` one.
+
+    Its alert has no `after`: the ledger's windows are the wait.
 
     of: the observations that miss the objective.
     """

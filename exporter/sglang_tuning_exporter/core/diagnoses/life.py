@@ -123,8 +123,10 @@ RESTART_LOOP = failure(
     guide=NOT_IN_GUIDE + "the server must stay up before it can be tuned",
     remedy=look(
         words="read the last log lines before each start",
-        why="The server ends soon after each start. Most often it runs out of memory, or the supervisor's health check times out before the"
-        " model is loaded.",
+        why=(
+            "The server ends soon after each start. Most often it runs out of memory, or the supervisor's health check"
+            " times out before the model is loaded."
+        ),
         not_if="the restarts are planned, such as a rolling update of several servers behind one name",
     ),
     causes=(Group.OUT_OF_MEMORY,),
@@ -156,9 +158,14 @@ SCHEDULER_STUCK = Diagnosis(
     remedy=Change(
         direction="restart",
         words="save the log and a stack dump (py-spy dump --pid of the process that hangs), then restart the server",
-        why="A process that hangs does not recover. The scheduler's watchdog ends the server after --watchdog-timeout seconds (default 300);"
-        " no watchdog ends it when the tokenizer or the detokenizer hangs.",
-        not_if="the server was paused (/pause_generation); or the other server of a disaggregated pair is down: restart that one",
+        why=(
+            "A process that hangs does not recover. The scheduler's watchdog ends the server after --watchdog-timeout"
+            " seconds (default 300); no watchdog ends it when the tokenizer or the detokenizer hangs."
+        ),
+        not_if=(
+            "the server was paused (/pause_generation); or the other server of a disaggregated pair is down: restart"
+            " that one"
+        ),
     ),
     groups=frozenset({Group.FAILURE}),
     ends_as="hang",
@@ -171,11 +178,13 @@ SCHEDULER_STUCK = Diagnosis(
     fleet=3,
     native=Native(
         alert="SGLangStalled",
-        expr=f"min_over_time({total(series('num_(running|queue)_reqs'))}[5m:30s]) > 0\n"
-        f"and {total(series('num_(running|queue)_reqs') + ' offset 5m')} > 0\n"
-        f"and {by_server('sum', _increase('time_to_first_token_seconds_count'))} == 0\n"
-        f"unless {by_server('sum', _increase('inter_token_latency_seconds_count'))} > 0\n"
-        f"unless {by_server('sum', _increase('realtime_tokens_total'))} > 0",
+        expr=(
+            f"min_over_time({total(series('num_(running|queue)_reqs'))}[5m:30s]) > 0\n"
+            f"and {total(series('num_(running|queue)_reqs') + ' offset 5m')} > 0\n"
+            f"and {by_server('sum', _increase('time_to_first_token_seconds_count'))} == 0\n"
+            f"unless {by_server('sum', _increase('inter_token_latency_seconds_count'))} > 0\n"
+            f"unless {by_server('sum', _increase('realtime_tokens_total'))} > 0"
+        ),
         seen="requests run or wait, and no token has come for 5 minutes",
     ),
 )
@@ -229,8 +238,10 @@ SERVER_DOWN = Diagnosis(
     guide=NOT_IN_GUIDE + "the server must run before it can be tuned",
     remedy=look(
         words="save the log, read its last lines, and restart the server",
-        why="The process has ended, hangs, or is unreachable from the exporter. The exporter's page and sglang_tuning_scrape_error_info show"
-        " how the scrape failed.",
+        why=(
+            "The process has ended, hangs, or is unreachable from the exporter. The exporter's page and"
+            " sglang_tuning_scrape_error_info show how the scrape failed."
+        ),
         not_if="the address given to the exporter is wrong: check --sglang-url",
     ),
     causes=(SCHEDULER_STUCK, Group.OUT_OF_MEMORY, CRASHED, RESTART_LOOP),
@@ -244,8 +255,10 @@ SERVER_DOWN = Diagnosis(
     shade=1,
     native=Native(
         alert="SGLangDown",
-        expr="up == 0 and max_over_time(up[7m]) == 0 and last_over_time(up[5m] offset 4m) == 0\n"
-        f"and on (job, instance) last_over_time({series('num_running_reqs')}[1h])",
+        expr=(
+            "up == 0 and max_over_time(up[7m]) == 0 and last_over_time(up[5m] offset 4m) == 0\n"
+            f"and on (job, instance) last_over_time({series('num_running_reqs')}[1h])"
+        ),
         seen="no scrape of its /metrics has succeeded for 7 minutes",
     ),
 )

@@ -60,10 +60,17 @@ _QUANTIZED = re.compile(
 LEAST_POOL_GB = 1.0  # for a KV cache that is worth a start
 MUCH_ELSEWHERE_GB = 1.0  # less is a context that does not hinder
 PREFILL_GRAPH = 2048.0  # what SGLang itself suggests where the graphs of prefill do not fit
-# By the allocator of the KV cache, not of the GPU: https://github.com/sgl-project/sglang/blob/v0.5.9/python/sglang/srt/mem_cache/common.py
+# By the allocator of the KV cache, not of the GPU:
+# https://github.com/sgl-project/sglang/blob/v0.5.9/python/sglang/srt/mem_cache/common.py
 _POOL_IS_FULL = re.compile(r"(?:Prefill|Decode) out of memory\. (?:Please )?[Tt]ry to lower")
-_FULL_POOL = "SGLang's own error: the KV cache had no room for the batch. GPU memory was not short, so a lower --mem-fraction-static makes it worse."
-_LEAKS = "few requests run when it comes back: then the release does not give all tokens back; search SGLang's issues for this error"
+_FULL_POOL = (
+    "SGLang's own error: the KV cache had no room for the batch. GPU memory was not short, so a lower"
+    " --mem-fraction-static makes it worse."
+)
+_LEAKS = (
+    "few requests run when it comes back: then the release does not give all tokens back; search SGLang's issues for"
+    " this error"
+)
 _ASKED = re.compile(
     r"Tried to allocate ([\d.]{1,8}) GiB.{0,200}?(?:([\d.]{1,8}) GiB total capacity|total capacity of ([\d.]{1,8}) GiB)"
 )
@@ -144,7 +151,9 @@ def _other_process_first(advise: Callable[[View], Iterable[Change]]) -> Advise:
 
 
 def _under_load(first: Callable[[View], list[Change]]) -> Advise:
-    """Give `first` where an allocation failed under load; where the KV cache itself was full, nothing that frees GPU memory helps."""
+    """Give `first` where an allocation failed under load; where the KV cache itself was full, nothing that frees GPU
+    memory helps.
+    """
 
     def made(view: View, beside: Beside) -> Iterator[Offer]:
         if _POOL_IS_FULL.search(_error(view)):
@@ -176,8 +185,10 @@ def _lower_fraction(view: View) -> list[Change]:
     if (asked := _ASKED.search(text)) and float(asked[1]) > float(asked[2] or asked[3]):
         return [
             say(
-                words="lower --max-total-tokens where it is set; else search SGLang's issues for this error: one"
-                f" allocation of {asked[1]} GiB is more than the {asked[2] or asked[3]} GiB of the GPU",
+                words=(
+                    "lower --max-total-tokens where it is set; else search SGLang's issues for this error: one"
+                    f" allocation of {asked[1]} GiB is more than the {asked[2] or asked[3]} GiB of the GPU"
+                ),
                 why="No share of the memory makes room for it: the size was computed wrongly, or set.",
                 not_if="another GPU model was expected here",
             )
@@ -198,7 +209,9 @@ def _lower_fraction(view: View) -> list[Change]:
 
 
 def _raised_as_asked(view: View, text: str) -> Change:
-    """Raise the fraction where the weights leave too little for the KV cache, to the value that the error names, or to the usual reserve."""
+    """Raise the fraction where the weights leave too little for the KV cache, to the value that the error names, or to
+    the usual reserve.
+    """
     now, weights, free = view.facts.number(FRACTION), view.facts.weights_gb, view.facts.capacity_gb
     named = _ABOVE.search(text)
     least = float(named[1]) if named else weights / free if weights and free else 1.0
@@ -240,8 +253,8 @@ def _raise_fraction(view: View, _: Beside) -> list[Change]:
     if room < LEAST_POOL_GB or (now is not None and most <= now):
         return [say()]
     gain = (
-        f"the weights alone take {weights / total:.3f} of the memory; at {most:g} about {room:.1f} GB are left for the KV cache, and"
-        f" {(1.0 - most) * total:.1f} GB for everything else"
+        f"the weights alone take {weights / total:.3f} of the memory; at {most:g} about {room:.1f} GB are left for the"
+        f" KV cache, and {(1.0 - most) * total:.1f} GB for everything else"
     )
     return [
         replace(
@@ -308,7 +321,10 @@ def aim_at_reserve(view: View, beside: Beside, *, too_large: bool) -> list[Chang
     capacity = facts.capacity_gb
     to = _fraction_for(view, now, left - (growth or 0.0))
     if (to <= now) if too_large else (to >= now):
-        words = f"{left:.4g} GB are left, and --mem-fraction-static is {now:g}: raise it by 0.01 at a time, and watch for out-of-memory failures"
+        words = (
+            f"{left:.4g} GB are left, and --mem-fraction-static is {now:g}: raise it by 0.01 at a time, and watch for"
+            " out-of-memory failures"
+        )
         return [say(words=words)] if too_large and growth == 0.0 else []
     unusual = "more than the usual 0.7 to 0.9: raise it by 0.01 at a time and watch for out-of-memory failures"
     gains = (pool_tokens(view, (to - now) * capacity if capacity else None), unusual if to > USUAL_FRACTION else "")
@@ -328,7 +344,10 @@ NO_KV_CACHE = failure(
     remedy=Change(
         direction="make room",
         words="use more GPUs (--tp-size), or smaller weights (--quantization fp8, a quantized model)",
-        why="The KV cache gets what --mem-fraction-static leaves beside the weights, and that is nothing. Without a KV cache no request can run.",
+        why=(
+            "The KV cache gets what --mem-fraction-static leaves beside the weights, and that is nothing. Without a KV"
+            " cache no request can run."
+        ),
         not_if="another process holds the memory: check nvidia-smi",
     ),
     advise=_raise_fraction,
@@ -391,7 +410,10 @@ GRAPH_MEMORY_SHORT = failure(
         arg=FRACTION,
         direction="lower",
         words="0.05 less, or lower --cuda-graph-max-bs",
-        why="SGLang captures CUDA graphs after it has allocated weights and KV cache; the graphs need memory of their own.",
+        why=(
+            "SGLang captures CUDA graphs after it has allocated weights and KV cache; the graphs need memory of their"
+            " own."
+        ),
         not_if="the captured batch sizes never run: then lower --cuda-graph-max-bs instead",
         cost="The KV cache gets smaller.",
     ),
@@ -414,15 +436,19 @@ OUT_OF_MEMORY_ANY = failure(
     when=event("out_of_memory.startup", "out_of_memory.unknown", name="out-of-memory failures"),
     summary="SGLang ran out of GPU memory.",
     seen="{value} out-of-memory failure{s}",
-    guide='"Avoid out-of-memory errors": lower --mem-fraction-static to 0.8 or 0.7; capture fewer CUDA graphs; use an FP8 KV cache or'
-    " FP8 weights",
+    guide=(
+        '"Avoid out-of-memory errors": lower --mem-fraction-static to 0.8 or 0.7; capture fewer CUDA graphs; use an FP8'
+        " KV cache or FP8 weights"
+    ),
     remedy=Change(
         arg=FRACTION,
         direction="lower",
         words="0.8, then 0.7",
         why="Weights and KV cache take this share of GPU memory; the rest must hold CUDA graphs and activations.",
-        not_if="the weights alone do not fit: then use more GPUs (--tp-size) or --quantization fp8; or a request has too many images: then send"
-        " fewer at once",
+        not_if=(
+            "the weights alone do not fit: then use more GPUs (--tp-size) or --quantization fp8; or a request has too"
+            " many images: then send fewer at once"
+        ),
         cost="The KV cache gets smaller.",
     ),
     advise=_other_process_first(_lower_fraction),
@@ -479,14 +505,19 @@ MEMORY_RESERVE_TOO_LARGE = hint(
     when=_start("reserve_upper_gb"),
     summary="GPU memory stays unused that the KV cache could use.",
     seen="{value} free on the GPU at start-up",
-    guide='"Tune --mem-fraction-static": 5-8 GB of available_gpu_mem at start-up is good; with 10-20 GB raise it in steps of 0.01',
+    guide=(
+        '"Tune --mem-fraction-static": 5-8 GB of available_gpu_mem at start-up is good; with 10-20 GB raise it in steps'
+        " of 0.01"
+    ),
     remedy=Change(
         arg=FRACTION,
         direction="raise",
         words="0.01 more; repeat until {reserve_lower_gb} to {reserve_good_gb} GB stay free",
         why="A larger KV cache holds more requests and more cached prefixes.",
-        not_if="token usage stays low and prompts share no prefixes, other processes share the GPU, the CPU shares its memory (DGX Spark,"
-        " Jetson), or the activations of long prompts or images need it",
+        not_if=(
+            "token usage stays low and prompts share no prefixes, other processes share the GPU, the CPU shares its"
+            " memory (DGX Spark, Jetson), or the activations of long prompts or images need it"
+        ),
         cost="Less GPU memory stays free for peaks: watch for out-of-memory failures afterwards.",
     ),
     advise=lambda view, beside: aim_at_reserve(view, beside, too_large=True),

@@ -19,8 +19,8 @@ _RANKS = "tp_rank, pp_rank, moe_ep_rank, priority"
 class Native:
     """A rule over SGLang's own series, with the limits of the default profile. `{value}` in `seen` is the figure.
 
-    A figure with a `limit`, such as `> 0.5`, is recorded, and must have been beyond it for five minutes. What waits in Prometheus's memory
-    (`for`) begins anew when it restarts; recorded samples do not.
+    A figure with a `limit`, such as `> 0.5`, is recorded, and must have been beyond it for five minutes. What waits in
+    Prometheus's memory (`for`) begins anew when it restarts; recorded samples do not.
     """
 
     alert: str

@@ -13,8 +13,8 @@ LEAST_DRAFTED, DRAFT_COST, USUAL_DRAFTS = 0.99, 0.014, 3.0  # tokens a step; of 
 def _speculation(view: View) -> float | None:
     """Tokens of a verified step; below 0.99 it is another figure than the mean with the token that needs no draft.
 
-    Even the smallest draft takes a part of a pass for each draft step: what is left of a token after that is at or below 1 where it does
-    not pay.
+    Even the smallest draft takes a part of a pass for each draft step: what is left of a token after that is at or
+    below 1 where it does not pay.
     """
     lines = view.totals["accepted:n"]
     length = view.totals["accepted"] / lines if lines >= view.profile.enough_observations else 0.0
@@ -49,20 +49,32 @@ def _mend_hicache(view: View, _: Beside) -> list[Change]:
         return [
             say(
                 words=row.words + ": if a hit is not faster, run without --enable-hierarchical-cache",
-                why="Without its JIT kernel SGLang copies between host and GPU in another way, which may be slower than computing the prefix again.",
+                why=(
+                    "Without its JIT kernel SGLang copies between host and GPU in another way, which may be slower than"
+                    " computing the prefix again."
+                ),
                 not_if=row.not_if,
             )
         ]
     if kind == "host":
-        words = "give the cache more host memory: raise --hicache-ratio or --hicache-size, or use --hicache-write-policy write_through"
+        words = (
+            "give the cache more host memory: raise --hicache-ratio or --hicache-size, or use --hicache-write-policy"
+            " write_through"
+        )
         if ratio and not facts.size("hicache_size"):
             return [set_flag(view, "hicache_ratio", 2 * ratio)]
         return [in_words(HOST_MEMORY, words)]
     backend = facts.word("hicache_storage_backend")
     return [
         say(
-            words=f"look at the storage behind the cache{f' ({backend})' if backend else ''}: its service, its space and its own log",
-            why="A prefix that the storage does not give is computed again, and a request may wait for it first (--hicache-storage-prefetch-policy).",
+            words=(
+                f"look at the storage behind the cache{f' ({backend})' if backend else ''}: its service, its space and"
+                " its own log"
+            ),
+            why=(
+                "A prefix that the storage does not give is computed again, and a request may wait for it first"
+                " (--hicache-storage-prefetch-policy)."
+            ),
             not_if="it happened once, while the storage restarted",
         )
     ]
@@ -85,7 +97,10 @@ SPECULATION_REJECTED = hint(
     remedy=Change(
         direction="drop",
         words="run without --speculative-algorithm, or with a draft model that was trained for this model",
-        why="Each step drafts tokens and verifies them. Where nearly none is accepted, a step gives one token, as without speculation, and takes longer.",
+        why=(
+            "Each step drafts tokens and verifies them. Where nearly none is accepted, a step gives one token, as"
+            " without speculation, and takes longer."
+        ),
         not_if="the requests of this time were unusual: accept length depends on the text",
         cost="None, while so few tokens are accepted.",
     ),

@@ -26,7 +26,10 @@ def _failed_transfers(view: View) -> str:
     failed, line = view.failed_transfers, view.transfer
     why = f", with: {line.short.rstrip('.')}" if line is not None and line.text else ""
     side = f" on this {line.word} server" if line is not None and line.word else ""
-    return f"{failed:,.0f} request{'' if failed == 1 else 's'} failed{side}{why}; {amount(view.per_minute(failed), 'per_minute')}"
+    return (
+        f"{failed:,.0f} request{'' if failed == 1 else 's'} failed{side}{why};"
+        f" {amount(view.per_minute(failed), 'per_minute')}"
+    )
 
 
 def _transfers(view: View) -> float | None:
@@ -43,8 +46,13 @@ def _other_side(view: View, _: Beside) -> list[Change]:
     role, usage = view.facts.role, view.mean("usage")
     words = {
         "": "",
-        "prefill": "add decode servers, let each run more requests (its --max-running-requests), or make the transfer faster",
-        "decode": "add prefill servers, or make the transfer faster; if the prealloc queue is the long one, add decode servers",
+        "prefill": (
+            "add decode servers, let each run more requests (its --max-running-requests), or make the transfer faster"
+        ),
+        "decode": (
+            "add prefill servers, or make the transfer faster; if the prealloc queue is the long one, add decode"
+            " servers"
+        ),
     }[role]
     if role == "decode" and usage is not None and usage >= view.profile.token_usage_target:
         words = "add decode servers, or enlarge the KV cache: it is full, so no request of the prefill side gets in"
@@ -100,13 +108,18 @@ PD_QUEUE = limit(
         name="serving time with most requests in a bootstrap, prealloc, transfer or inflight queue",
     ),
     summary="Requests wait for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
-    past="Until {until} requests waited for the other server of a prefill/decode pair, or for the KV cache transfer between them.",
+    past=(
+        "Until {until} requests waited for the other server of a prefill/decode pair, or for the KV cache transfer"
+        " between them."
+    ),
     guide=NOT_IN_GUIDE + "with disaggregation the other server or the transfer is the limit",
     remedy=Change(
         direction="balance",
         words="add servers on the slower side, or make the transfer faster",
-        why="The bootstrap and inflight queues of a prefill server wait for decode servers. The prealloc and transfer queues of a decode"
-        " server wait for free memory or for the KV cache to arrive.",
+        why=(
+            "The bootstrap and inflight queues of a prefill server wait for decode servers. The prealloc and transfer"
+            " queues of a decode server wait for free memory or for the KV cache to arrive."
+        ),
         not_if="one of the servers is down: then restart it",
     ),
     causes=(KV_TRANSFER_FAILING,),

@@ -108,8 +108,8 @@ def _larger_chunk(view: View, _: Beside) -> list[Offer]:
 def _interleave(view: View, _: Beside) -> list[Offer]:
     """Let decode steps run between the chunks of prompts.
 
-    With --prefill-decode-interval as many after each chunk as keep late gaps rare, if first tokens stay in time. In releases without it one with
-    each chunk (--enable-mixed-chunk), and chunks that meet the objective.
+    With --prefill-decode-interval as many after each chunk as keep late gaps rare, if first tokens stay in time. In
+    releases without it one with each chunk (--enable-mixed-chunk), and chunks that meet the objective.
     """
     facts, chunk, ranks = view.facts, view.facts.typed(CHUNK) or 0.0, view.facts.attention_ranks
     elsewhere = say(
@@ -144,7 +144,9 @@ def _delays_first_tokens(view: View, steps: float) -> bool:
 
 
 def _chunk_within(view: View, objective: float | None) -> list[Change]:
-    """Lower the chunk to the largest power of two that is computed within the objective, where it is not that small and the pace is known."""
+    """Lower the chunk to the largest power of two that is computed within the objective, where it is not that small and
+    the pace is known.
+    """
     now, ranks, paused = view.facts.typed(CHUNK), view.facts.attention_ranks, view.paused_share
     if now is None or objective is None or not paused or not view.served or not view.totals["computed_tokens"]:
         return []
@@ -169,8 +171,10 @@ PREFILL_BOUND = limit(
     summary="Requests wait while SGLang prefills long prompts: prefill is the limit.",
     past="Until {until} requests waited while SGLang prefilled long prompts.",
     seen="{value} of the serving time went into the prompts",
-    guide="with long prompts raise --chunked-prefill-size if memory allows, use piecewise CUDA graphs for prefill, reuse more prefixes, or"
-    " use prefill/decode disaggregation",
+    guide=(
+        "with long prompts raise --chunked-prefill-size if memory allows, use piecewise CUDA graphs for prefill, reuse"
+        " more prefixes, or use prefill/decode disaggregation"
+    ),
     remedy=Change(
         arg="chunked_prefill_size",
         direction="raise",
@@ -196,14 +200,20 @@ LATENCY_PREFILL_BETWEEN = limit(
     when=late("inter_token", SLOW_BURN_TIMES, "inter-token gaps", _by_prefill),
     summary="Inter-token latency is too high: prefill of long prompts interrupts decoding.",
     past="Until {until} inter-token latency was too high: prefill of long prompts interrupted decoding.",
-    seen="{value} of the inter-token gaps are longer than the objective, the median is not, and long prompts are prefilled in between",
+    seen=(
+        "{value} of the inter-token gaps are longer than the objective, the median is not, and long prompts are"
+        " prefilled in between"
+    ),
     guide="where requests are slow, change --chunked-prefill-size or use prefill/decode disaggregation",
     remedy=Change(
         arg="chunked_prefill_size",
         direction="lower",
         words="half of the present size, together with --enable-mixed-chunk",
         why="With mixed chunks a running request waits for one chunk at most, and a smaller chunk takes less time.",
-        not_if="chunks are not mixed: SGLang then prefills all waiting prompts before it decodes again, whatever the chunk size",
+        not_if=(
+            "chunks are not mixed: SGLang then prefills all waiting prompts before it decodes again, whatever the chunk"
+            " size"
+        ),
         cost="Time to first token of long prompts rises, and prefill throughput falls.",
     ),
     unless=(PREFILL_BOUND, RETRACTING_TOO_OFTEN),

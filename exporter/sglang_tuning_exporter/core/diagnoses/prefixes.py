@@ -13,7 +13,9 @@ MOST_SORTED = 128  # a longer queue is served in order of arrival under lpm; srt
 
 
 def _sharing(view: View) -> float | None:
-    """Return the cached share of prompt tokens, without what retracted requests and further answers find of their own."""
+    """Return the cached share of prompt tokens, without what retracted requests and
+    further answers find of their own.
+    """
     totals, cached, posts = view.totals, view.cached_share, view.totals["generation_posts"]
     # Preempted requests find their own prompts, and nothing counts them; several answers to one prompt find it cached.
     preempts = view.facts.is_on("enable_priority_scheduling")
@@ -64,7 +66,10 @@ SHARED_PREFIXES_UNUSED = chance(
         direction="set",
         words="lpm",
         why="Longest prefix match (lpm) runs requests with the same prefix together while the prefix is cached.",
-        not_if="requests of one prefix come together anyway, which is not in a log; or the KV cache already holds all prefixes",
+        not_if=(
+            "requests of one prefix come together anyway, which is not in a log; or the KV cache already holds all"
+            " prefixes"
+        ),
         cost="Scheduling overhead grows with the queue; requests without a common prefix wait longer.",
     ),
     advise=_sort_by_prefix,

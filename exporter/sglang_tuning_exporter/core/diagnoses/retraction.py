@@ -65,9 +65,13 @@ def _retracting(view: View, beside: Beside) -> list[Offer]:
     )  # else memory is short
     share = totals["ratio_after"] / totals["ratio_after:n"] if totals["ratio_after:n"] else 0.0
     if share >= FULL_LENGTH:
-        gain = f"answers use about {100 * min(share, 1.0):.0f} % of their max_new_tokens: a higher conservativeness alone retracts on"
+        gain = (
+            f"answers use about {100 * min(share, 1.0):.0f} % of their max_new_tokens: a higher conservativeness alone"
+            " retracts on"
+        )
         return [*(replace(change, gain=gain) for change in larger or _fitting_requests(view)), raised]
-    words = "or enlarge the KV cache: raise --max-total-tokens, now {now:g}, to {to:g}, or remove it"  # one flag is changed at a time
+    # one flag is changed at a time
+    words = "or enlarge the KV cache: raise --max-total-tokens, now {now:g}, to {to:g}, or remove it"
     return [raised, *(in_words(CAPPED, words.format(now=change.now, to=change.to)) for change in larger)]
 
 
@@ -88,7 +92,9 @@ def _ineffective(view: View, _: Beside) -> list[Offer]:
         *(replace(change, gain=gain) for change in run_fewer(view, view.batch(0.5), LOWERED_LIMIT)),
         say(
             words=f"enlarge the KV cache ({pool_flags(view)})",
-            why="The KV cache is too small for the running requests; a larger one removes the cause of the retractions.",
+            why=(
+                "The KV cache is too small for the running requests; a larger one removes the cause of the retractions."
+            ),
             not_if="no GPU memory is free",
             cost="An 8-bit KV cache costs a little accuracy; a larger one leaves less memory for peaks.",
         ),
@@ -104,7 +110,10 @@ CONSERVATIVENESS_INEFFECTIVE = limit(
         needs="load, and --schedule-conservativeness above 1.43",
     ),
     summary="SGLang keeps retracting requests, and a higher --schedule-conservativeness has no further effect.",
-    past="SGLang retracted running requests {times} until {until}; a higher --schedule-conservativeness has no further effect.",
+    past=(
+        "SGLang retracted running requests {times} until {until}; a higher --schedule-conservativeness has no further"
+        " effect."
+    ),
     seen="{value} retractions/min with --schedule-conservativeness above 1.43",
     remark=_beside_text,
     guide=NOT_IN_GUIDE
@@ -113,8 +122,11 @@ CONSERVATIVENESS_INEFFECTIVE = limit(
         arg=LIMIT,
         direction="lower",
         words="four fifths of the running batch where prompts are long, else enlarge the KV cache",
-        why="The KV cache is too small for the running requests. Enlarge it (--max-total-tokens where it is set, --mem-fraction-static,"
-        " --kv-cache-dtype fp8_e4m3), or run fewer requests at once where prompts are long and costly to prefill again.",
+        why=(
+            "The KV cache is too small for the running requests. Enlarge it (--max-total-tokens where it is set,"
+            " --mem-fraction-static, --kv-cache-dtype fp8_e4m3), or run fewer requests at once where prompts are long"
+            " and costly to prefill again."
+        ),
         not_if="a single request is longer than the KV cache: then lower --context-length",
         cost="Fewer requests run at once.",
     ),
@@ -136,17 +148,24 @@ RETRACTING_TOO_OFTEN = limit(
     past="SGLang retracted running requests {times} until {until}: the KV cache was full.",
     seen="{value} retractions/min",
     remark=_beside_text,
-    guide='"Achieve a high token usage": with frequent retraction warnings raise --schedule-conservativeness to about 1.3; about one a'
-    " minute is fine. (The extended edition would lower --mem-fraction-static; a smaller KV cache retracts more, so the opposite is"
-    " advised here.)",
+    guide=(
+        '"Achieve a high token usage": with frequent retraction warnings raise --schedule-conservativeness to about'
+        " 1.3; about one a minute is fine. (The extended edition would lower --mem-fraction-static; a smaller KV cache"
+        " retracts more, so the opposite is advised here.)"
+    ),
     remedy=Change(
         arg=CONSERVATIVENESS,
         direction="raise",
         words="1.3",
-        why="SGLang admits more requests than the KV cache can hold until they finish. It retracts some and computes them again. A higher"
-        " value, or fewer requests at once, keeps more of the KV cache free for each. A first burst after the start ends by itself.",
-        not_if="the value is already above 1.43, where it has no further effect: then enlarge the KV cache (--mem-fraction-static) or lower"
-        " --max-running-requests",
+        why=(
+            "SGLang admits more requests than the KV cache can hold until they finish. It retracts some and computes"
+            " them again. A higher value, or fewer requests at once, keeps more of the KV cache free for each. A first"
+            " burst after the start ends by itself."
+        ),
+        not_if=(
+            "the value is already above 1.43, where it has no further effect: then enlarge the KV cache"
+            " (--mem-fraction-static) or lower --max-running-requests"
+        ),
         cost="Above 1.0 SGLang admits fewer requests at once, and the queue may grow.",
     ),
     unless=(CONSERVATIVENESS_INEFFECTIVE,),

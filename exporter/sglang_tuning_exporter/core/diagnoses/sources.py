@@ -24,7 +24,10 @@ NOT_SGLANG = limit(
     guide=NOT_IN_GUIDE + "nothing is watched at a wrong address",
     remedy=look(
         words="check --sglang-url: host, port and path",
-        why="Something answers there, and it is not SGLang. Until the address is right, the exporter sees nothing of the server.",
+        why=(
+            "Something answers there, and it is not SGLang. Until the address is right, the exporter sees nothing of"
+            " the server."
+        ),
         not_if="SGLang is stopped and a proxy answers in its place: then start it",
     ),
     shade=1,
@@ -76,7 +79,10 @@ LOG_SILENT = hint(
     remedy=look(
         words="check that the file grows, that the exporter may read it, and that --log-level is info",
         why="Without the log the exporter misses out-of-memory failures and cannot count retractions.",
-        not_if="the server runs with --log-level warning on purpose: then it logs retractions and failures, but no batch lines",
+        not_if=(
+            "the server runs with --log-level warning on purpose: then it logs retractions and failures, but no batch"
+            " lines"
+        ),
     ),
     shade=1,
 )

@@ -45,7 +45,9 @@ _LATENT = re.compile(r"deepseek-?_?(?:v[23]|r1)|kimi-k2", re.IGNORECASE)
 
 
 def costly_settings(view: View) -> dict[str, tuple[Value, str]]:
-    """Return the settings of a start that slow every load down, by argument: a better value, and what it does in words."""
+    """Return the settings of a start that slow every load down, by argument: a better
+    value, and what it does in words.
+    """
     off = [arg for arg in ("disable_cuda_graph", "disable_decode_cuda_graph") if view.facts.is_on(arg)]
     costly: dict[str, tuple[Value, str]] = {}
     if not view.facts.role:
@@ -58,7 +60,10 @@ def costly_settings(view: View) -> dict[str, tuple[Value, str]]:
 
 
 def _slowed_at_once(view: View) -> float | None:
-    """Count the costly settings. Under load graphs have a row of their own, and chunks count where prompts fill them."""
+    """Count the costly settings.
+
+    Under load graphs have a row of their own, and chunks count where prompts fill them.
+    """
     if view.has_enough_load:
         fills = view.totals["full_lines"] >= FULL_BATCHES * view.totals["prefill_lines"] > 0
         return float(fills and "chunked_prefill_size" in costly_settings(view))
@@ -66,7 +71,9 @@ def _slowed_at_once(view: View) -> float | None:
 
 
 def _proven_in_words(view: View) -> str:
-    """Name the flag that figures prove to keep requests waiting; empty where several do, or none for most of the time."""
+    """Name the flag that figures prove to keep requests waiting; empty where several do,
+    or none for most of the time.
+    """
     changes = list(proven_beside(view))
     if len(changes) != 1 or not waits_often(view):
         return ""
@@ -76,7 +83,9 @@ def _proven_in_words(view: View) -> str:
 
 
 def _fits_one_gpu(view: View) -> float | None:
-    """GB of the weights of the whole model, where tensor parallelism alone splits them and the load would fit as well."""
+    """GB of the weights of the whole model, where tensor parallelism alone splits them and
+    the load would fit as well.
+    """
     facts, weights, usage = view.facts, view.facts.weights_gb, view.mean("usage")
     other = ("dp_size", "ep_size", "moe_dense_tp_size", "enable_ep_moe", "pp_size")
     spread = facts.attention_ranks > 1 or any((facts.number(name) or 0.0) > (name != "enable_ep_moe") for name in other)
@@ -114,7 +123,9 @@ def _latent_pool_full(view: View) -> float | None:
 
 
 def differing(view: View) -> list[profiles.Setting]:
-    """Return the guide's settings for the profile's workload that this server lacks, unless its load speaks against them."""
+    """Return the guide's settings for the profile's workload that this server lacks, unless its load speaks against
+    them.
+    """
     if not view.facts.knows_arguments:
         return []
     settings = (replace(setting, arg=_spelled(view, setting)) for setting in view.profile.settings)
@@ -204,7 +215,10 @@ FLAGS_AWAY_FROM_DEFAULTS = chance(
     remedy=Change(
         direction="try",
         words="restart without these flags, one flag at a time",
-        why="SGLang's defaults suit most loads. A flag that was set for another load or another release may limit this one.",
+        why=(
+            "SGLang's defaults suit most loads. A flag that was set for another load or another release may limit this"
+            " one."
+        ),
         not_if="the flag is needed for what this server does",
     ),
     replica="after a flag",
@@ -220,11 +234,17 @@ COSTLY_SETTINGS = chance(
     summary="A setting of this start slows every request down.",
     seen="{value}",
     says=lambda view: " and ".join(words for _, words in costly_settings(view).values()),
-    guide='"Tune --cuda-graph-max-bs" and "chunked prefill": decoding with CUDA graphs, and prompts in chunks of thousands of tokens',
+    guide=(
+        '"Tune --cuda-graph-max-bs" and "chunked prefill": decoding with CUDA graphs, and prompts in chunks of'
+        " thousands of tokens"
+    ),
     remedy=Change(
         direction="drop",
         words="start without these flags",
-        why="Each decode step without a CUDA graph, and each small chunk of a prompt, costs a full pass of kernel launches.",
+        why=(
+            "Each decode step without a CUDA graph, and each small chunk of a prompt, costs a full pass of kernel"
+            " launches."
+        ),
         not_if="the flag is there to find a fault, or the memory has room for nothing more",
     ),
     unless=(CUDA_GRAPH_OFF, FLAGS_AWAY_FROM_DEFAULTS, PREFILL_BOUND),
@@ -254,7 +274,9 @@ PROFILE_SETTINGS = chance(
 
 
 def _recommends_about(view: View, others: tuple[Diagnosis, ...]) -> bool:
-    """Whether SGLang's recommendations matter: under load only beside a limit, or where another diagnosis is about their flag."""
+    """Whether SGLang's recommendations matter: under load only beside a limit, or where another diagnosis is about
+    their flag.
+    """
     if not view.has_enough_load or any(diagnosis.is_limit(view) for diagnosis in others):
         return True
     return any(diagnosis.remedy.arg and view.facts.recommended(diagnosis.remedy.arg) for diagnosis in others)
@@ -295,7 +317,10 @@ DATA_PARALLEL_WOULD_FIT = hint(
     ),
     summary="The weights fit on one GPU, but tensor parallelism splits them over several.",
     seen="the weights of the whole model take {value}",
-    guide='"Tune --dp-size and --tp-size": prefer data parallelism where memory allows, by the router (model gateway) rather than by --dp-size',
+    guide=(
+        '"Tune --dp-size and --tp-size": prefer data parallelism where memory allows, by the router (model gateway)'
+        " rather than by --dp-size"
+    ),
     remedy=Change(
         direction="lower",
         words="run one server with --tp-size 1 on each GPU, behind a router",
@@ -310,13 +335,20 @@ ROUTER_CANDIDATE = hint(
     id="router_candidate",
     any_load=True,
     when=fact(measure=_replicas, limit=1.0, name="replicas in one server", needs="the start"),
-    summary="One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers.",
+    summary=(
+        "One server runs several replicas by --dp-size; SGLang's guide prefers a router in front of single servers."
+    ),
     seen="{value} replicas in one server",
     guide='"Tune --dp-size and --tp-size": use the router (model gateway) for data parallelism rather than --dp-size',
     remedy=Change(
         direction="split",
-        words="start one server for each replica, each on its own GPUs, and put SGLang's router (model gateway) in front",
-        why="A router sends each request to a replica with its prefix cached and with free KV cache. One replica can fail or restart alone.",
+        words=(
+            "start one server for each replica, each on its own GPUs, and put SGLang's router (model gateway) in front"
+        ),
+        why=(
+            "A router sends each request to a replica with its prefix cached and with free KV cache. One replica can"
+            " fail or restart alone."
+        ),
         not_if="the replicas are meant for DP attention, or nobody can run a router",
         cost="One more process to run, and a port for each server.",
     ),
@@ -355,7 +387,10 @@ DP_ATTENTION_CANDIDATE = chance(
         arg="enable_dp_attention",
         direction="add",
         words="add it, with --dp-size set to the value of --tp-size",
-        why="The model's compressed KV cache cannot be split over GPUs: tensor parallelism stores it on each GPU, DP attention once.",
+        why=(
+            "The model's compressed KV cache cannot be split over GPUs: tensor parallelism stores it on each GPU, DP"
+            " attention once."
+        ),
         not_if="few requests run at once: then latency gets worse",
         cost="SGLang then multiplies --schedule-conservativeness by 0.3: divide the value you want by 0.3.",
     ),

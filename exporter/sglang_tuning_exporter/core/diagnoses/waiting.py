@@ -32,7 +32,9 @@ from sglang_tuning_exporter.core.view import View
 
 
 def _unexplained(view: View) -> float | None:
-    """Return the share of the time in which requests wait longer than the profile allows; with priorities some wait by design."""
+    """Return the share of the time in which requests wait longer than the profile allows; with priorities some wait by
+    design.
+    """
     if view.facts.is_on("enable_priority_scheduling"):
         return None
     healthy = ("empty", "in_range") if view.profile.queue_lower is None else ("empty", "in_range", "below_range")
@@ -101,7 +103,10 @@ REQUESTS_REJECTED = limit(
     remedy=Change(
         direction="slow down",
         words="send fewer requests at once, or add a replica",
-        why="SGLang answers 503 while its queue is full (--max-queued-requests), or after SGLANG_REQ_WAITING_TIMEOUT seconds of waiting.",
+        why=(
+            "SGLang answers 503 while its queue is full (--max-queued-requests), or after SGLANG_REQ_WAITING_TIMEOUT"
+            " seconds of waiting."
+        ),
         not_if="clients retry rejected requests without a pause",
     ),
     causes=(SCHEDULER_STUCK, Group.WAIT, CUDA_GRAPH_NOT_COVERING, CUDA_GRAPH_OFF),
@@ -120,8 +125,10 @@ QUEUE_TOO_LONG = limit(
     when=share("queue", "above_range", name="serving time with {queue_limit}"),
     summary="More requests wait than SGLang can start in time.",
     past="Until {until} more requests waited than SGLang could start in time.",
-    guide='"Adjust the request submission speed": a healthy #queue-req is {queue_range}; above it send fewer requests at once, because'
-    " scheduling overhead grows, most under lpm",
+    guide=(
+        '"Adjust the request submission speed": a healthy #queue-req is {queue_range}; above it send fewer requests at'
+        " once, because scheduling overhead grows, most under lpm"
+    ),
     remedy=FEWER,
     causes=(Group.WAIT,),
     borrows="instead",
@@ -148,11 +155,16 @@ CLIENT_TOO_SLOW = Diagnosis(
     when=share("queue", "empty", name="serving time with an empty queue"),
     summary="SGLang's queue is empty: the clients are the bottleneck, not the server.",
     past="Until {until} SGLang's queue was empty: the clients were the bottleneck, not the server.",
-    guide='"Adjust the request submission speed": with #queue-req frequently 0 send requests faster; {queue_range} is healthy',
+    guide=(
+        '"Adjust the request submission speed": with #queue-req frequently 0 send requests faster; {queue_range} is'
+        " healthy"
+    ),
     remedy=Change(
         direction="speed up",
         words="send more requests at once",
-        why="With an empty queue SGLang cannot form full batches. Send more requests in parallel; no server flag helps.",
+        why=(
+            "With an empty queue SGLang cannot form full batches. Send more requests in parallel; no server flag helps."
+        ),
         not_if="latency matters more than throughput: then use --profile online, which expects an empty queue",
     ),
     unless=(REQUESTS_REJECTED, SCHEDULER_STUCK, RETRACTING_TOO_OFTEN, PREFILL_BOUND),

@@ -1,9 +1,11 @@
-"""The Grafana boards: one YAML file each, where a panel is one row. `files` gives the exact text of every committed board. Pure.
+"""The Grafana boards: one YAML file each, where a panel is one row.
 
-The JSON is that of schema 39, which Grafana 10.4 and newer read. A row of a panel has `title`, `type`, `description`, `metric` (the description
-ends with it) and `queries`; then what differs from its type (`panel_types.yml`), in Grafana's words. Each `[[ expression ]]` in a text is Jinja's;
-it may use every public name of `queries` and `looks`, and a panel's own names (`with`). A text that is one expression alone becomes its value,
-such as a mapping or a list.
+`files` gives the exact text of every committed board. Pure.
+
+The JSON is that of schema 39, which Grafana 10.4 and newer read. A row of a panel has `title`, `type`, `description`,
+`metric` (the description ends with it) and `queries`; then what differs from its type (`panel_types.yml`), in Grafana's
+words. Each `[[ expression ]]` in a text is Jinja's; it may use every public name of `queries` and `looks`, and a
+panel's own names (`with`). A text that is one expression alone becomes its value, such as a mapping or a list.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ LONGEST_LINE = 150
 
 
 def files(loki: str = "") -> dict[str, str]:
-    """Return every board as text, by its path in the repository. `loki`: a data source that has the servers' logs, and how to find them."""
+    """Return every board as text, by its path in the repository.
+
+    `loki`: a data source that has the servers' logs, and how to find them.
+    """
     common = load("common")
     made = (_board(load(name), common, loki) for name in ("fleet", "server", "latency"))
     return {f"dashboards/{board['uid']}.json": _written(board) + "\n" for board in made}
 
 
 def _written(node: Any, indent: str = "") -> str:
-    """Write JSON with everything on one line that fits on it, so that boards are short and their changes can be read."""
+    """Write JSON with everything on one line that fits on it, so that boards are short
+    and their changes can be read.
+    """
     line = json.dumps(node, ensure_ascii=False)
     if len(indent) + len(line) <= LONGEST_LINE or not isinstance(node, dict | list):
         return line
@@ -90,8 +97,8 @@ SCHEMA_VERSION = 39  # Grafana 10.4
 COLUMNS = 24  # width of Grafana's grid
 LOG_SELECTOR = '{instance="${__data.fields.instance}"}'  # what a log in Loki is found by, unless it is said otherwise
 TAG = "sglang-tuning"  # to search for the boards of this project
-# What selects the series of a board. `=` for variables with one value: Grafana does not escape them, and `[2001:db8::1]:9741` would be a
-# pattern. A label that no series has is an empty variable, which matches.
+# What selects the series of a board. `=` for variables with one value: Grafana does not escape them, and
+# `[2001:db8::1]:9741` would be a pattern. A label that no series has is an empty variable, which matches.
 _JOBS, _EXPORTER = 'cluster=~"$cluster", job=~"$job"', 'cluster=~"$cluster", job=~"$job", instance="$instance"'
 CHOSEN: Mapping[str, Mapping[bool, str]] = {
     # of the Fleet, of a board of one server
@@ -150,7 +157,8 @@ _DATASOURCES: Json = {
     "hide": 0,
     **_UNCHOSEN,
 }
-# One menu of the other boards. The Fleet has no variable `instance`: so it takes everybody's time and job, and keeps its servers.
+# One menu of the other boards. The Fleet has no variable `instance`: so it takes everybody's time and job, and keeps
+# its servers.
 _MENU: Json = {
     "type": "dashboards",
     "title": "SGLang boards",
@@ -177,7 +185,9 @@ def _variable(
     hidden: bool = False,
     **more: str,
 ) -> Json:
-    """Build a variable filled from Prometheus, or one with this text; with `allValue` (a regular expression) it starts at All."""
+    """Build a variable filled from Prometheus, or one with this text; with `allValue` (a regular expression) it starts
+    at All.
+    """
     shown: Json = {"name": name, "label": label, "description": description, "hide": 2 if hidden else 0}
     if text:
         return {"type": "textbox", **shown, "query": text, **_UNCHOSEN, "current": {"text": text, "value": text}}
@@ -224,7 +234,10 @@ def _with_log(node: Any, loki: str) -> Any:
 
 
 def _explore(loki: str) -> str:
-    """Return the address of a log in Grafana's Explore. `loki` is the uid of a data source, and a colon and a selector where it is another one."""
+    """Return the address of a log in Grafana's Explore.
+
+    `loki` is the uid of a data source, and a colon and a selector where it is another one.
+    """
     uid, _, selector = loki.partition(":")
     asked = {"refId": "A", "expr": selector or LOG_SELECTOR}
     pane = {"datasource": uid, "queries": [asked], "range": {"from": "${__from}", "to": "${__to}"}}
@@ -233,7 +246,9 @@ def _explore(loki: str) -> str:
 
 
 def _panels(chapters: Sequence[Json]) -> list[Json]:
-    """Return rows and panels with ids in reading order and positions; panels of a closed row lie inside it, as Grafana stores them."""
+    """Return rows and panels with ids in reading order and positions; panels of a closed row lie inside it, as Grafana
+    stores them.
+    """
     panels: list[Json] = []
     number, top = 0, 0
     for chapter in chapters:
@@ -280,7 +295,10 @@ _KEYS_OF_TABLES = {"columns", "labels_as_rows", "worst_first"}
 
 
 def panel(row: Json) -> Json:
-    """Return a panel without its id and position. Raises ValueError for a key that no panel has, and without queries."""
+    """Return a panel without its id and position.
+
+    Raises ValueError for a key that no panel has, and without queries.
+    """
     kind, is_table = TYPES[row["type"]], row["type"] == "table"
     if unknown := row.keys() - _KEYS - (_KEYS_OF_TABLES if is_table else set()):
         raise ValueError(f"{row['title']}: {', '.join(sorted(unknown))}: no key of a {row['type']} panel")
@@ -350,7 +368,8 @@ def _transformations(row: Json) -> list[Json]:
     """Show labels as the columns of a table, or those of one series as rows (columns `label` and `value`).
 
     Several queries become one row where the labels that all of them have are equal; their values are `Value #A`, ….
-    `columns` gives the order of what is shown; anything else is left out. `worst_first` names the columns whose sum is sorted by.
+    `columns` gives the order of what is shown; anything else is left out. `worst_first` names the columns whose sum is
+    sorted by.
     """
     columns = row["columns"]
     made: list[Json] = []

@@ -1,4 +1,6 @@
-"""How series, values and words look, the same on every panel: colours, signs, lines; words of verdicts, states and queues. Pure."""
+"""How series, values and words look, the same on every panel: colours, signs, lines; words of verdicts, states and
+queues. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from sglang_tuning_exporter.core.diagnoses import ALL, EXPORTER
 
 Json: TypeAlias = dict[str, Any]
 
-# Steps of urgency. They differ in luminance, so that people who see red and green alike can distinguish them, and each has a sign.
+# Steps of urgency. They differ in luminance, so that people who see red and green alike can distinguish them, and each
+# has a sign.
 BAD, WATCH, NEUTRAL, GOOD, QUIET = "#d0103a", "#f9b934", "#2f6fde", "#5bb578", "#6e7280"
 # Level of a verdict, with `good` for a server that needs nothing -> sign, words, colour; the most urgent first.
 LEVELS: dict[str, tuple[str, str, str]] = {
@@ -43,7 +46,9 @@ def fixed_colour(colour: str, **custom: Any) -> Json:
 
 
 def column(how: Json) -> Json:
-    """Return the look of a table's column. `wrap`: text on as many lines as it needs, for Grafana before 12.2, and since.
+    """Return the look of a table's column.
+
+    `wrap`: text on as many lines as it needs, for Grafana before 12.2, and since.
 
     Words for no value are those of an empty table, not of an empty cell.
     """

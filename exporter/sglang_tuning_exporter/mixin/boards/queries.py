@@ -1,7 +1,8 @@
 """PromQL for the panels: what the exporter says of the chosen servers, by server or by DP rank. Pure.
 
-Nothing here judges: conditions, alerts, advice and verdicts are the exporter's. `$chosen`, `$alerts`, `$exporter` and `$target` are
-matchers: of the board's servers, of their alerts, of the exporters beside them, and of their targets (`board.CHOSEN`).
+Nothing here judges: conditions, alerts, advice and verdicts are the exporter's. `$chosen`, `$alerts`, `$exporter` and
+`$target` are matchers: of the board's servers, of their alerts, of the exporters beside them, and of their targets
+(`board.CHOSEN`).
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def ratio(part: str, whole: str, by: str = "") -> str:
 def buckets(metric: str, *older: str, by: str = "", window: str = "$__rate_interval") -> str:
     """Sum the rates of a histogram of SGLang by these labels, under the first of its names that this release exposes.
 
-    Last comes the histogram without `_bucket`: so it is called where Prometheus converts classic histograms to native ones.
+    Last comes the histogram without `_bucket`: so it is called where Prometheus converts classic histograms to native
+    ones.
     """
     names = [f"{name}_bucket" for name in (metric, *older)] + [metric]
     labels = f"{by}, le" if by else "le"
@@ -153,7 +155,9 @@ def mean_wait(by: str = "", window: str = "$__rate_interval") -> str:
 
 
 def missed(latency: str) -> list[dict[str, Any]]:
-    """Return queries of the share of requests that missed an objective: now, as the exporter's alert sees it, and its limit."""
+    """Return queries of the share of requests that missed an objective: now, as the exporter's alert sees it, and its
+    limit.
+    """
     breaches, observed = (
         rate(own(f"sglang_tuning_latency_{name}_total", is_("latency", latency)))
         for name in ("breaches", "observations")
@@ -196,7 +200,10 @@ def generated_tokens(by: str = "", window: str = "$__rate_interval") -> str:
     logged = last(own("sglang_tuning_generation_tokens_per_second"))
     serving = own("sglang_tuning_state", is_("signal", "activity"), is_("state", "serving"))
     counted = f"sum by ({by}) ({rate(own('sglang:generation_tokens_total'), window)})"
-    return f"({counted} or on ({by}) sum by ({by}) ({logged} and on ({ON}, dp_rank) max_over_time({serving}[{HELD}]) == 1))"
+    return (
+        f"({counted} or on ({by}) sum by ({by}) ({logged} and on ({ON}, dp_rank) max_over_time({serving}[{HELD}])"
+        " == 1))"
+    )
 
 
 # --- what limits a server --------------------------------------------------------------------------------------------
@@ -205,7 +212,8 @@ def generated_tokens(by: str = "", window: str = "$__rate_interval") -> str:
 def newest() -> str:
     """Return the present verdict of each server, the value is when it was last seen.
 
-    While a scrape is missing it is the one before; and where a series has no end, as of a back-filled log, the later one of two.
+    While a scrape is missing it is the one before; and where a series has no end, as of a back-filled log, the later
+    one of two.
     """
     seen = f"max_over_time(timestamp({own(VERDICT)})[{HELD}:15s])"
     return f"({seen} == on ({ON}) group_left () max by ({ON}) ({seen}))"
@@ -217,7 +225,9 @@ def graded(expr: str) -> str:
 
 
 def verdicts() -> str:
-    """Return the verdict of each server (labels level, verdict, sentence); the value is for how many seconds it stands."""
+    """Return the verdict of each server (labels level, verdict, sentence); the value is
+    for how many seconds it stands.
+    """
     since = by_server(last(own(SINCE)))
     return graded(f"time() - (0 * {newest()} + on ({ON}) group_left () {since})")
 
@@ -237,7 +247,9 @@ def silent(sentence: str = "") -> str:
 
 
 def ended() -> str:
-    """Return the line of its log that explains why a server ended, as a sentence; the value is for how many seconds the verdict stands."""
+    """Return the line of its log that explains why a server ended, as a sentence; the value is for how many seconds the
+    verdict stands.
+    """
     words = f"max by ({ON}, words) ({last(own(END))})"
     found = f"time() - (0 * {words} + on ({ON}) group_left () {by_server(last(own(SINCE)))})"
     said = labelled(labelled(found, "sentence", "In its log: $1", "words", "(.+)"), "level", "info")
@@ -320,7 +332,8 @@ def last_changes() -> str:
 
 # --- the fleet -------------------------------------------------------------------------------------------------------
 
-# The worst first, by verdict, and by alert: down, hung, out of memory, restarts, far too slow; then what is limited now.
+# The worst first, by verdict, and by alert: down, hung, out of memory, restarts, far too slow; then what is limited
+# now.
 _RANKS = {rank: "|".join(row.id for row in ALL if row.fleet == rank) for rank in (4, 3, 2, 1)}
 _TOO_SLOW = "|".join(row.id for row in ALL if row.severity == "critical" and not row.fleet)
 ORDER = {1000 * rank: like("verdict", names) for rank, names in _RANKS.items()} | {
@@ -338,7 +351,9 @@ def _weighed(metric: str, order: Mapping[int, str], window: str = HELD) -> str:
 
 
 def servers_by_state() -> list[dict[str, Any]]:
-    """Return queries that count the servers of each level, the most urgent first, and the exporters that do not answer."""
+    """Return queries that count the servers of each level, the most urgent first, and the
+    exporters that do not answer.
+    """
     healthy = like("verdict", _FINE)
     matchers = {level: (is_("level", level),) for level in LEVELS} | {
         "none": (is_("level", "none"), healthy.replace("=~", "!~")),
