@@ -1,4 +1,6 @@
-"""A real headless Chromium for the exporter's pages: window sizes, colour schemes, requests made, the accessibility tree."""
+"""A real headless Chromium for the exporter's pages: window sizes, colour schemes, requests made, the accessibility
+tree.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ class Browser:
         scheme: str = "light",
         zoom: float = 1,
     ) -> None:
-        """Open a page. A `zoom` of 2 halves the page's pixels, as the browser's own does; `width` is that of the window."""
+        """Open a page.
+
+        A `zoom` of 2 halves the page's pixels, as the browser's own does; `width` is that of the window.
+        """
         size = {"width": round(width / zoom), "height": round(height / zoom)}
         self.command("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=zoom, mobile=width < 500)
         self.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -120,7 +125,9 @@ class Browser:
         return entries
 
     def tabbed(self, most: int = 60) -> list[str]:
-        """The elements that the Tab key reaches, in order, until it leaves the page: the words of links, the tag of others."""
+        """The elements that the Tab key reaches, in order, until it leaves the page: the words of links, the tag of
+        others.
+        """
         reached = []
         for _ in range(most):
             self.driver.switch_to.active_element.send_keys(Keys.TAB)

@@ -35,7 +35,8 @@ from sglang_tuning_exporter.sglang import metrics as facts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# These variables change what the processes and requests of a test do, so a machine that sets some would test something else.
+# These variables change what the processes and requests of a test do, so a machine that sets some would test something
+# else.
 for _name in [name for name in os.environ if name.startswith("PYTHON") or name.lower().endswith("_proxy")]:
     del os.environ[_name]
 
@@ -51,7 +52,10 @@ DECODED = (
     "Decode batch, #running-req: 237, #token: 1009172, token usage: 0.97, cuda graph: True, "
     "gen throughput (token/s): 4471.70, #queue-req: 4"
 )
-RETRACTED = "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950, #new_token_ratio: 0.3002 -> 0.5783"
+RETRACTED = (
+    "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950, #new_token_ratio: 0.3002 ->"
+    " 0.5783"
+)
 DECODE, RETRACTION = f"[2025-11-20 11:40:13] {DECODED}\n".encode(), f"[2025-11-20 11:40:10] {RETRACTED}\n".encode()
 Answer: TypeAlias = "Callable[[socket.socket], None]"
 
@@ -95,7 +99,10 @@ def drip(head: bytes, drop: bytes = b"x") -> Answer:
 
 @dataclass
 class FakeSGLang:
-    """A port that sends the configured `answers`; `asked` has the head of every request. It can stop and start again."""
+    """A port that sends the configured `answers`; `asked` has the head of every request.
+
+    It can stop and start again.
+    """
 
     answers: dict[str, Answer] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -255,7 +262,9 @@ def complaint(*arguments: str, **variables: str) -> str:
 def running_exporter(
     *flags: str, before: Sequence[str] = (), variables: Mapping[str, str] | None = None, **how: Any
 ) -> Iterator[Exporter]:
-    """`serve` with these flags on a free port, run by the command `before` in an environment with `variables`; `how` for `Popen`."""
+    """`serve` with these flags on a free port, run by the command `before` in an environment with `variables`; `how`
+    for `Popen`.
+    """
     process = subprocess.Popen(
         [*before, *PROGRAM, "serve", "--listen-address", "127.0.0.1:0", *flags],
         stdin=subprocess.DEVNULL,
@@ -296,7 +305,9 @@ def config(**values: object) -> Config:
 
 
 def watched_retractions(directory: Path, *, without: float = 0.0, **settings: object) -> Sidecar:
-    """A sidecar, not yet started, that has just seen the `retract` recording, lines and scrapes at their times, `without` its last seconds."""
+    """A sidecar, not yet started, that has just seen the `retract` recording, lines and scrapes at their times,
+    `without` its last seconds.
+    """
     recording = load(packaged("retract"))
     log = directory / "server.log"
     log.touch()

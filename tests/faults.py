@@ -1,4 +1,6 @@
-"""Helpers of the fault tests: exporters that follow a log or watch a fake SGLang with known counts, and what they have counted."""
+"""Helpers of the fault tests: exporters that follow a log or watch a fake SGLang with known counts, and what they have
+counted.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,9 @@ def unmounted(directory: Path) -> None:
 
 @contextmanager
 def hanging(directory: Path) -> Iterator[None]:
-    """A file system over a directory that answers nothing while the block runs: one of FUSE whose program does not read what it is asked."""
+    """A file system over a directory that answers nothing while the block runs: one of FUSE whose program does not read
+    what it is asked.
+    """
     libc = ctypes.CDLL(None)
     try:
         program = os.open("/dev/fuse", os.O_RDWR)
@@ -171,7 +175,9 @@ RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # SO_LINGER: on, for 0 seconds
 
 
 def serving(count: int, *, ranks: Sequence[int | None] = (None,), queued: int = 0) -> bytes:
-    """A page as 0.5.23 writes it, of a server that has retracted, and run decode batches, `count` times on each rank."""
+    """A page as 0.5.23 writes it, of a server that has retracted, and run decode batches,
+    `count` times on each rank.
+    """
     families = (
         ("num_running_reqs", "gauge", "", 3),
         ("num_queue_reqs", "gauge", "", queued),
@@ -238,7 +244,9 @@ def forget_peak(exporter: Exporter) -> None:
 
 
 def grace() -> float:
-    """Seconds beyond a scrape's time: of the half second that the exporter keeps back, a machine that runs other tests has nothing."""
+    """Seconds beyond a scrape's time: of the half second that the exporter keeps back, a machine that runs other tests
+    has nothing.
+    """
     return 1.5 * slowdown()
 
 

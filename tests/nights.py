@@ -72,7 +72,9 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 0 ha
 
 
 def failing(rest: float = 14) -> bytes:
-    """A night on GPUs: batches beyond the captured graphs, rejected requests, unknown lines, out of memory at start-up and in decode."""
+    """A night on GPUs: batches beyond the captured graphs, rejected requests, unknown lines, out of memory at start-up
+    and in decode.
+    """
     text = STARTED
     at = last_time(text)
     for second in range(0, 21 * 60, 5):
@@ -80,11 +82,13 @@ def failing(rest: float = 14) -> bytes:
         eager = second > 4 * 60
         running = 400 if eager else 120
         text += (
-            f"[{printed(moment)} TP0] Decode batch, #running-req: {running}, #token: {running * 2000}, token usage: 0.60, "
-            f"cuda graph: {not eager}, gen throughput (token/s): 4471.70, #queue-req: {40 if second > 600 else 0}\n"
+            f"[{printed(moment)} TP0] Decode batch, #running-req: {running}, #token: {running * 2000}, token usage:"
+            f" 0.60, cuda graph: {not eager}, gen throughput (token/s): 4471.70, #queue-req:"
+            f" {40 if second > 600 else 0}\n"
         ).encode()
         if second > 500:
-            text += f'[{printed(moment)}] INFO:     10.0.0.7:41000 - "POST /generate HTTP/1.1" 503 Service Unavailable\n'.encode()
+            refused = 'INFO:     10.0.0.7:41000 - "POST /generate HTTP/1.1" 503 Service Unavailable'
+            text += f"[{printed(moment)}] {refused}\n".encode()
         if second == 400:
             text += f"[{printed(moment)} TP0] Decode batch, #running-req: 3, #flux: 7, token usage: 0.60\n".encode()
     moment = at + timedelta(minutes=21, seconds=5)

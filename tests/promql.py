@@ -16,7 +16,9 @@ _SELECTOR = re.compile(rf"(?<![:\w$])(sglang:\w+|sglang_tuning_\w+|ALERTS\w*|up)
 
 
 def moving(exposition: str, begin: float) -> dict[str, list[Labels]]:
-    """Return the series that show something from `begin` on, by metric: counters that grow, gauges that are not always 0."""
+    """Return the series that show something from `begin` on, by metric: counters that grow, gauges that are not always
+    0.
+    """
     values: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for line in exposition.splitlines():
         sample = _SAMPLE.fullmatch(line)
@@ -36,8 +38,8 @@ def moving(exposition: str, begin: float) -> dict[str, list[Labels]]:
 def can_draw(query: str, series: Mapping[str, Collection[Labels]]) -> bool:
     """Return whether a query can have a sample: each of its operands has one, or one of those joined by `or`.
 
-    What follows `unless` only takes samples away. NaN is no sample. This reads neither comparisons nor the labels that operands are matched
-    by: Prometheus must find something wherever both operands have a series that moves.
+    What follows `unless` only takes samples away. NaN is no sample. This reads neither comparisons nor the labels that
+    operands are matched by: Prometheus must find something wherever both operands have a series that moves.
     """
 
     def operand(selector: re.Match[str]) -> str:

@@ -37,7 +37,8 @@ def promtool(*arguments: str | Path, given: str | None = None) -> Said:
     program = shutil.which("promtool")
     assert program, "promtool is missing: install Prometheus 2.42 or newer (Debian: apt install prometheus)"
     ran = subprocess.run(
-        [program, *map(str, arguments)], env={**os.environ, **LESS_COLLECTING}, input=given, capture_output=True, encoding="utf-8",
+        [program, *map(str, arguments)], env={**os.environ, **LESS_COLLECTING}, input=given, capture_output=True,
+        encoding="utf-8",
         errors="replace", timeout=600, check=False,
     )  # fmt: skip
     return Said(ran.returncode, ran.stdout + ran.stderr)
@@ -66,9 +67,11 @@ def evaluated(
 ) -> list[list[Samples]]:
     """Give the answers to these queries over each of these sets of series, as Prometheus has them with these rules."""
     asked = [{"expr": expr, "eval_time": at, "exp_samples": [{"labels": '{never="met"}'}]} for expr in exprs]
-    words = _tested(directory, rules, every, [{"input_series": _series(each), "promql_expr_test": asked} for each in series])  # fmt: skip
+    words = _tested(directory, rules, every,
+        [{"input_series": _series(each), "promql_expr_test": asked} for each in series])  # fmt: skip
     answers = [
-        [({name: _text(word) for name, word in _LABEL.findall(labels)}, float(value)) for labels, value in _SAMPLE.findall(said)]
+        [({name: _text(word) for name, word in _LABEL.findall(labels)}, float(value)) for labels,
+            value in _SAMPLE.findall(said)]
         for said in re.findall(r"^\s+got:(.*)$", words, re.MULTILINE)
     ]  # fmt: skip
     assert len(answers) == len(series) * len(exprs), words[-2000:]
@@ -78,7 +81,9 @@ def evaluated(
 def fired(
     rules: Path, series: Mapping[str, str], names: Iterable[str], directory: Path, after: str = "10m"
 ) -> dict[str, list[Alert]]:
-    """Give the alerts of these names that fire after so long of these series, a sample a minute, as promtool renders them."""
+    """Give the alerts of these names that fire after so long of these series, a sample a minute, as promtool renders
+    them.
+    """
     absent = [{"exp_labels": {"never": "there"}}]
     asked = [{"alertname": name, "eval_time": after, "exp_alerts": absent} for name in names]
     words = _tested(directory, rules, "1m", [{"input_series": _series(series), "alert_rule_test": asked}])

@@ -1,4 +1,6 @@
-"""Logs of one server and of several, as the released wheel of 0.5.23 formats their lines, with times and figures of our own."""
+"""Logs of one server and of several, as the released wheel of 0.5.23 formats their lines, with times and figures of our
+own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A small machine that plays troubles to the alert rules: what an exporter exposes goes in, when each alert fired comes out.
+"""A small machine that plays troubles to the alert rules: what an exporter exposes goes in, when each alert fired comes
+out.
 
 The exporter's own alert clock decides here too; promtool evaluates the rules over what the scrapes got.
 """
@@ -54,8 +55,8 @@ def burst(seconds: float) -> Callable[[float], float]:
 class Exporter:
     """One exporter, its server, and how it is scraped; times in seconds since the story began.
 
-    condition: None where it is not known. away: times in which no scrape is answered. restarts: without a state file. idle: when its
-    server has no request.
+    condition: None where it is not known. away: times in which no scrape is answered. restarts: without a state file.
+    idle: when its server has no request.
     """
 
     condition: Callable[[float], float | None] = trouble

@@ -74,7 +74,8 @@ def test_rules_and_boards_read_a_muted_alert_that_is_never_on_and_no_condition(t
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"accept": {"queue_to_long": "why"}}, "accept=queue_to_long: give a diagnosis of docs/diagnoses.md; did you mean queue_too_long?"),
+        ({"accept": {"queue_to_long": "why"}},
+            "accept=queue_to_long: give a diagnosis of docs/diagnoses.md; did you mean queue_too_long?"),
         ({"wait": {"shared_prefixes_unused": 60.0}}, "wait=shared_prefixes_unused: give a diagnosis"),
     ],
 )  # fmt: skip

@@ -19,14 +19,19 @@ from sglang_tuning_exporter.sglang.flags import argument_names
 
 CAPTURES = sorted((Path(__file__).parent / "captures").glob("*.tar.xz"))
 NO_CACHE = (
-    "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.88. Raise --mem-fraction-static above 0.912"
-    " (minimum viable = 1 - available/pre = 0.9113). If using speculative decoding, draft weights are now counted."
+    "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.88. Raise --mem-fraction-static"
+    " above 0.912 (minimum viable = 1 - available/pre = 0.9113). If using speculative decoding, draft weights are now"
+    " counted."
 )
 CAPPED = (
-    "max_running_requests is capped to 9 by the mamba state cache (max_mamba_cache_size=47, 5 state slots per request). To raise it: increase"
-    " --mamba-full-memory-ratio or --max-mamba-cache-size, or halve the state size with --mamba-ssm-dtype bfloat16."
+    "max_running_requests is capped to 9 by the mamba state cache (max_mamba_cache_size=47, 5 state slots per request)."
+    " To raise it: increase --mamba-full-memory-ratio or --max-mamba-cache-size, or halve the state size with"
+    " --mamba-ssm-dtype bfloat16."
 )
-BATCH = "Decode batch. #running-req: 12, #token: 6144, token usage: 0.09, cuda graph: True, gen throughput (token/s): 512.10, #queue-req: 0"
+BATCH = (
+    "Decode batch. #running-req: 12, #token: 6144, token usage: 0.09, cuda graph: True, gen throughput (token/s):"
+    " 512.10, #queue-req: 0"
+)
 
 
 def advice(text: str) -> Advice:
@@ -121,7 +126,8 @@ def test_the_search_for_a_text_costs_no_more_than_the_length_of_the_message() ->
         assert counted[0] <= len(message) * 2
 
 
-# The arguments; and what SGLang prints in colour of any option that it renames: the flag is typed, no part of a text, and still obeyed.
+# The arguments; and what SGLang prints in colour of any option that it renames: the flag is typed, no part of a text,
+# and still obeyed.
 _OF_NO_TEXT = re.compile(r"server_args=|\x1b\[1;33m'--[a-z-]+' is deprecated and will be removed in a future release\.")
 
 

@@ -1,4 +1,6 @@
-"""The alert rules: one for each diagnosis that somebody is called for, all of one form, with texts that name figure, limit and flag."""
+"""The alert rules: one for each diagnosis that somebody is called for, all of one form, with texts that name figure,
+limit and flag.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ def test_what_is_over_is_said_in_the_past(name: str) -> None:
     assert re.fullmatch(r"[A-Z][^{]+\.", words)
 
 
-# --- texts, as promtool renders them ------------------------------------------------------------------------------------
+# --- texts, as promtool renders them
+# ------------------------------------------------------------------------------------
 
 TARGET = 'job="sglang", instance="gpu1:9741"'
 
@@ -130,8 +133,10 @@ def test_every_text_of_an_alert_is_rendered(name: str, rendered: dict[str, list[
         (("queue_too_long", 0.8125, 0.5), "queue too long 81% of the time",
          "81.25% of the serving time with a longer queue than its profile allows (limit 50%)."),
         (("retracting_too_often", 4, 1.2), "retracting 4.0/min", "4.0 retractions/min (limit 1.2/min)."),
-        (("latency_batch_too_large", 0.15, 0.1), "tokens slow, 150ms apart", "150ms between two tokens of a request (limit 100ms)."),
-        (("memory_reserve_too_large", 14.25, 10), "memory reserve too large", "14.2 GB free on the GPU at start-up (limit 10.0 GB)."),
+        (("latency_batch_too_large", 0.15, 0.1), "tokens slow, 150ms apart",
+            "150ms between two tokens of a request (limit 100ms)."),
+        (("memory_reserve_too_large", 14.25, 10), "memory reserve too large",
+            "14.2 GB free on the GPU at start-up (limit 10.0 GB)."),
         (("memory_reserve_too_small", 1.5, 0), "memory reserve too small",
          "1.5 GB less left on the GPU at start-up than its profile asks for."),
         (("out_of_memory_decode", 1, 0), "out of memory in decode", "1 out-of-memory failure in decode."),
@@ -139,7 +144,8 @@ def test_every_text_of_an_alert_is_rendered(name: str, rendered: dict[str, list[
         (("restart_loop", 4, 2), "restarts again and again, 4 times in 30 min", "4 starts in 30 minutes (limit 2)."),
         (("server_down", 1, 0), "server down", "the last scrapes of SGLang failed, or its log shows its end."),
         (("time_to_first_token_burning_fast", 0.4, 0.144), "TTFT too long for 40% of requests (1 h)",
-         "40% of the first tokens came later than the objective in the last hour, and the short window shows that it goes on (limit 14.4%)."),
+         "40% of the first tokens came later than the objective in the last hour, and the short window shows that it"
+         " goes on (limit 14.4%)."),
     ],
 )  # fmt: skip
 def test_title_and_description_have_the_figure_with_its_unit_beside_its_limit(
@@ -165,8 +171,9 @@ def test_an_advice_names_the_flag_its_value_the_value_to_try_and_the_reason(tmp_
 def test_an_advice_says_when_the_flag_that_it_names_will_not_help_and_what_it_costs(tmp_path: Path) -> None:
     flag = advised("retracting_too_often", 60, flag="--mem-fraction-static", suggested="0.9", text="Too small.",
                    not_if="the GPU is full", cost="The cache shrinks.")  # fmt: skip
-    assert retracting(flag, tmp_path) == (
-        "--mem-fraction-static → 0.9: Too small. It will not help if the GPU is full. It costs: The cache shrinks."
+    assert (
+        retracting(flag, tmp_path)
+        == "--mem-fraction-static → 0.9: Too small. It will not help if the GPU is full. It costs: The cache shrinks."
     )
 
 
@@ -202,8 +209,9 @@ def test_links_carry_the_labels_of_the_alert(tmp_path: Path) -> None:
     name = "SGLangRetractingTooOften"
     [found] = fired(tmp_path / "linked.yml", RETRACTING, [name], tmp_path)[name]
     assert found.annotations["runbook_url"] == f"http://gpu1:9741/runbooks/{name}"
-    assert found.annotations["dashboard_url"] == (
-        "https://grafana.example/d/sglang-tuning-server?var-job=sglang&var-instance=gpu1%3A9741"
+    assert (
+        found.annotations["dashboard_url"]
+        == "https://grafana.example/d/sglang-tuning-server?var-job=sglang&var-instance=gpu1%3A9741"
     )
 
 
@@ -218,7 +226,8 @@ def test_the_exporters_own_alerts_are_worded_without_an_instance_that_is_gone(tm
     assert found.annotations["description"] == "sglang: the last target left while its server had requests."
 
 
-# --- one alert for many servers: a third of a model's, and at least three, with the same diagnosis ----------------------------
+# --- one alert for many servers: a third of a model's, and at least three, with the same diagnosis
+# ----------------------------
 
 
 def server(number: int, diagnosis: str = "", *, model: str = "m", flag: str = "--x", **labels: str) -> dict[str, str]:

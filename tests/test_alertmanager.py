@@ -1,6 +1,8 @@
-"""A real Alertmanager with the generated configuration: the text of mails and webhook messages, and which alerts it inhibits.
+"""A real Alertmanager with the generated configuration: the text of mails and webhook messages, and which alerts it
+inhibits.
 
-Only the addresses (a mail sink and a webhook on loopback) and the waiting times differ from the generated configuration.
+Only the addresses (a mail sink and a webhook on loopback) and the waiting times differ from the generated
+configuration.
 """
 
 from __future__ import annotations
@@ -122,7 +124,9 @@ class Alertmanager:
 def texts() -> dict[str, dict[str, str]]:
     """Give the annotations of every alert as Prometheus renders them, for a server at host:1."""
     series = {
-        f'sglang_tuning_{name}{{{TARGET}, diagnosis="{row.id}"}}': f"{4 if (name, row.when.unit) == ('condition', 'per_minute') else figure}x20"
+        f'sglang_tuning_{name}{{{TARGET}, diagnosis="{row.id}"}}': (
+            f"{4 if (name, row.when.unit) == ('condition', 'per_minute') else figure}x20"
+        )
         for row in BY_ALERT.values()
         for name, figure in (("condition", 0.4031), ("alert", 1))
     }
@@ -175,7 +179,8 @@ def alertmanager(document: Any, directory: Path) -> Iterator[str]:
     (directory / "running.yml").write_text(yaml.safe_dump(document))
     url = f"http://{LOOPBACK}:{free_port()}"
     command = [
-        path, f"--config.file={directory / 'running.yml'}", f"--storage.path={directory / 'data'}", "--cluster.listen-address=",
+        path, f"--config.file={directory / 'running.yml'}", f"--storage.path={directory / 'data'}",
+        "--cluster.listen-address=",
         f"--web.listen-address={url.removeprefix('http://')}",
     ]  # fmt: skip
     process = Process("alertmanager", command, directory / "alertmanager.log")
@@ -243,7 +248,8 @@ def rendered(configuration: Path, template: str, status: str, *shown: Mapping[st
     )
     kind = "html" if template == "html" else "text"
     ran = subprocess.run(
-        [amtool, "template", "render", f"--template.glob={configuration.parent}/templates/*.tmpl", f"--template.data={data}",
+        [amtool, "template", "render", f"--template.glob={configuration.parent}/templates/*.tmpl",
+            f"--template.data={data}",
          f"--template.type={kind}", f'--template.text={{{{ template "sglang_tuning.{template}" . }}}}'],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""What the boards show in difficult cases: foreign targets, missed and slow scrapes, odd names, two jobs, low objectives.
+"""What the boards show in difficult cases: foreign targets, missed and slow scrapes, odd names, two jobs, low
+objectives.
 
-`promtool` answers the boards' own queries over series written here. The sample `_` means no scrape; `stale` is the marker
-that a failed scrape leaves.
+`promtool` answers the boards' own queries over series written here. The sample `_` means no scrape; `stale` is the
+marker that a failed scrape leaves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Every query of every panel, run on a real Prometheus with the exporter's metrics of real servers of several releases."""
+"""Every query of every panel, run on a real Prometheus with the exporter's metrics of
+real servers of several releases.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +205,9 @@ def absent(proof: Proof, instance: str) -> set[str]:
 
 
 def drawable(proof: Proof, instance: str) -> set[str]:
-    """Return the panels that cannot be empty: one of their queries reads only series that this server exposes, and that move."""
+    """Return the panels that cannot be empty: one of their queries reads only series that this server exposes, and that
+    move.
+    """
     return {
         f"{board}: {panel['title']}"
         for board, panel in ALL
@@ -213,7 +217,9 @@ def drawable(proof: Proof, instance: str) -> set[str]:
 
 
 def is_bound(target: dict[str, Any]) -> bool:
-    """Return whether the query only draws a limit of the profile or the board: a panel with nothing else counts as empty."""
+    """Return whether the query only draws a limit of the profile or the board: a panel with nothing else counts as
+    empty.
+    """
     return re.match(r"max\(sglang_tuning_(?:threshold|condition_limit)", target["expr"]) is not None
 
 

@@ -1,4 +1,6 @@
-"""No control character of a log, an answer, a file's name or a flag reaches a terminal, a page, a notification, a metric or a command line."""
+"""No control character of a log, an answer, a file's name or a flag reaches a terminal, a page, a notification, a
+metric or a command line.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,21 @@ from sglang_tuning_exporter.sglang.server_info import ServerInfo
 STRANGE = "\x1b\x07\x08\r\x00\x7f\x85\x9b\u202e\u2066\u200b\u2028\u2029\ufeff\udc9b"
 EVIL = f"model{STRANGE}[2Jx"
 ARGS = (
-    f"[2025-11-20 11:38:20] server_args=ServerArgs(model_path={EVIL!r}, tokenizer_path={EVIL!r}, served_model_name={EVIL!r}, "
-    "schedule_conservativeness=0.1, max_running_requests=400)\n"
+    f"[2025-11-20 11:38:20] server_args=ServerArgs(model_path={EVIL!r}, tokenizer_path={EVIL!r},"
+    f" served_model_name={EVIL!r}, schedule_conservativeness=0.1, max_running_requests=400)\n"
 )
 RETRACTIONS = "".join(
     f"[2025-11-20 11:4{at // 60}:{at % 60:02}] {words}\n"
     for at in range(0, 300, 3)
     for words in (
-        "Decode batch, #running-req: 237, #token: 925941, token usage: 0.99, cuda graph: True, gen throughput (token/s): 4471.70, #queue-req: 4",
-        "KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_tokens_gained: 124, #new_token_ratio: 0.0317 -> 0.5260",
+        (
+            "Decode batch, #running-req: 237, #token: 925941, token usage: 0.99, cuda graph: True, gen throughput"
+            " (token/s): 4471.70, #queue-req: 4"
+        ),
+        (
+            "KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_tokens_gained: 124, #new_token_ratio:"
+            " 0.0317 -> 0.5260"
+        ),
     )
 )
 

@@ -83,7 +83,8 @@ def test_a_closed_output_pipe_causes_no_traceback() -> None:
     assert process.returncode != 0
 
 
-# Runs the program as `python -m` does; it gets the signal of the first argument when it looks for the module of the second.
+# Runs the program as `python -m` does; it gets the signal of the first argument when it looks for the module of the
+# second.
 SIGNALLED_AT_IMPORT = """
 import os, runpy, signal, sys
 number, module = int(sys.argv.pop(1)), sys.argv.pop(1)

@@ -1,4 +1,6 @@
-"""The closed loop without an engine: its table of starts, its measurements, how it follows the exporter's JSON, its page, and kept captures."""
+"""The closed loop without an engine: its table of starts, its measurements, how it follows the exporter's JSON, its
+page, and kept captures.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""How arguments are spelled; the suggested command line: printed arguments and advice in, one line for a shell out; what a release refuses.
+"""How arguments are spelled; the suggested command line: printed arguments and advice in, one line for a shell out;
+what a release refuses.
 
-Arguments come from `data/logs` and, as real servers printed them, from `data/server_args`. The parsers of installed releases
-(0.4.9.post6, 0.5.9, 0.5.23) gave the same arguments back for such command lines; that is not repeated here.
+Arguments come from `data/logs` and, as real servers printed them, from `data/server_args`. The parsers of installed
+releases (0.4.9.post6, 0.5.9, 0.5.23) gave the same arguments back for such command lines; that is not repeated here.
 """
 
 from __future__ import annotations

@@ -25,11 +25,13 @@ def advised(row: str, view: View, *also: str) -> list[Change]:
 def typed(row: str, view: View, *also: str) -> list[str]:
     """Write changes as a person types them; words without a flag are an empty text."""
     return [
-        f"remove {each.flag}"
-        if each.removes
-        else f"{each.flag} {'' if each.to is True else each.to}".strip()
-        if each.flag
-        else ""
+        (
+            f"remove {each.flag}"
+            if each.removes
+            else f"{each.flag} {'' if each.to is True else each.to}".strip()
+            if each.flag
+            else ""
+        )
         for each in advised(row, view, *also)
     ]
 
@@ -121,7 +123,8 @@ def test_a_raised_limit_stays_within_graphs_or_raises_them(
     captured: int, memory: dict[str, float], flags: list[str]
 ) -> None:
     args: dict[str, Any] = {
-        "max_running_requests": 64, "cuda_graph_max_bs": captured, "mem_fraction_static": 0.88, "LEFT": 8.0, "GRAPHS": 1.0, "BEFORE": 80.0,
+        "max_running_requests": 64, "cuda_graph_max_bs": captured, "mem_fraction_static": 0.88, "LEFT": 8.0,
+        "GRAPHS": 1.0, "BEFORE": 80.0,
     }  # fmt: skip
     assert typed("running_at_limit", seen(Load(usage=0.22), version="0.5.9", **{**args, **memory})) == flags
 
@@ -159,7 +162,8 @@ def test_about_six_and_a_half_gb_remain_within_a_step_and_never_less(
 
 @pytest.mark.parametrize(
     ("left", "fraction", "before", "to"),
-    [(14.5, 0.47, 80.0, 0.57), (12.0, 0.85, None, 0.86), (4.0, 0.85, None, 0.84), (15.0, 0.95, 80.0, None), (15.0, 0.97, 80.0, None)],
+    [(14.5, 0.47, 80.0, 0.57), (12.0, 0.85, None, 0.86), (4.0, 0.85, None, 0.84), (15.0, 0.95, 80.0, None),
+        (15.0, 0.97, 80.0, None)],
 )  # fmt: skip
 def test_the_fraction_is_computed_or_moves_by_a_hundredth(
     left: float, fraction: float, before: float | None, to: float | None
@@ -183,10 +187,14 @@ def test_larger_graphs_are_paid_for_where_too_little_would_be_left(left: float, 
 @pytest.mark.parametrize(
     ("row", "release", "args", "expected"),
     [
-        ("dp_imbalanced", "0.5.23", {"dp_size": 2, "load_balance_method": "round_robin"}, ["--load-balance-method total_requests"]),
-        ("dp_imbalanced", "0.5.5.post3", {"dp_size": 2, "load_balance_method": "round_robin"}, ["--load-balance-method shortest_queue"]),
-        ("dp_imbalanced", "0.4.9.post6", {"dp_size": 2, "load_balance_method": "round_robin"}, [""]),  # its shortest_queue fails at the first request
-        ("dp_imbalanced", "0.3.0", {"dp_size": 2, "load_balance_method": "round_robin"}, ["--load-balance-method shortest_queue"]),
+        ("dp_imbalanced", "0.5.23", {"dp_size": 2, "load_balance_method": "round_robin"}, ["--load-balance-method"
+            " total_requests"]),
+        ("dp_imbalanced", "0.5.5.post3", {"dp_size": 2, "load_balance_method": "round_robin"},
+            ["--load-balance-method shortest_queue"]),
+        # its shortest_queue fails at the first request
+        ("dp_imbalanced", "0.4.9.post6", {"dp_size": 2, "load_balance_method": "round_robin"}, [""]),
+        ("dp_imbalanced", "0.3.0", {"dp_size": 2, "load_balance_method": "round_robin"}, ["--load-balance-method"
+            " shortest_queue"]),
         ("running_far_below_limit", "0.4.0.post2", {"kv_cache_dtype": "auto"}, ["--kv-cache-dtype fp8_e5m2"]),
         ("running_far_below_limit", "0.4.1.post7", {"kv_cache_dtype": "auto"}, ["--kv-cache-dtype fp8_e4m3"]),
         ("dp_attention_candidate", "0.5.9", {"tp_size": 8, "dp_size": 1}, ["--enable-dp-attention", "--dp-size 8"]),
@@ -213,7 +221,8 @@ def test_advice_is_spelled_as_the_servers_release_accepts_it(
 
 @pytest.mark.parametrize(("chunk", "flag"), [(4096, ""), (512, "--chunked-prefill-size")])
 def test_a_larger_chunk_is_no_advice_where_hardly_a_prompt_fills_the_present_one(chunk: int, flag: str) -> None:
-    # As on a real server: 4096 -> 8192 for prompts of 24 tokens, because first tokens came late behind the last of a queue.
+    # As on a real server: 4096 -> 8192 for prompts of 24 tokens, because first tokens came late behind the last of a
+    # queue.
     view = seen(Load(prompt=100, more=PREFILLS), version="0.5.23", chunked_prefill_size=chunk, max_prefill_tokens=16384)
     assert [each.flag for each in advised("latency_long_prompts", view)] == [flag]
 

@@ -1,4 +1,6 @@
-"""What rules and boards read: conditions, advice that stands, the verdict, burn rates, and what survives a restart of the exporter."""
+"""What rules and boards read: conditions, advice that stands, the verdict, burn rates, and what survives a restart of
+the exporter.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def test_a_condition_is_above_its_limit_where_the_row_holds() -> None:
 
 def finding(name: str, *changes: Change) -> Finding:
     row = BY_ID[name]
-    return Finding(name, row.alert, row.severity, True, row.summary, "", "", "high", (), changes)  # noqa: FBT003 - a finding's own order
+    # A finding's own order
+    return Finding(name, row.alert, row.severity, True, row.summary, "", "", "high", (), changes)  # noqa: FBT003
 
 
 def judgement(name: str, *changes: Change) -> Judgement:

@@ -1,4 +1,7 @@
-"""A log judged as its time passes: states, events counted once, rows and their counterexamples, alerts, the whole. Lines of SGLang in, `Judgement` out."""
+"""A log judged as its time passes: states, events counted once, rows and their counterexamples, alerts, the whole.
+
+Lines of SGLang in, `Judgement` out.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,14 @@ from sglang_tuning_exporter.core.lines import Reader
 
 BEGIN = 1_763_632_800.0  # 2025-11-20 10:00:00
 ARGUMENTS = {
-    "model_path": "meta-llama/Llama-3.1-8B-Instruct", "device": "cuda", "tp_size": 1, "dp_size": 1, "chunked_prefill_size": 8192,
-    "max_prefill_tokens": 16384, "schedule_policy": "fcfs", "schedule_conservativeness": 1.0, "mem_fraction_static": 0.88, "page_size": 1,
-    "max_running_requests": None, "disable_radix_cache": False, "disable_cuda_graph": False, "cuda_graph_max_bs": 256, "max_total_tokens": None,
-    "kv_cache_dtype": "auto", "quantization": None, "attention_backend": "fa3", "enable_dp_attention": False, "speculative_algorithm": None,
+    "model_path": "meta-llama/Llama-3.1-8B-Instruct", "device": "cuda", "tp_size": 1, "dp_size": 1,
+    "chunked_prefill_size": 8192,
+    "max_prefill_tokens": 16384, "schedule_policy": "fcfs", "schedule_conservativeness": 1.0,
+    "mem_fraction_static": 0.88, "page_size": 1,
+    "max_running_requests": None, "disable_radix_cache": False, "disable_cuda_graph": False, "cuda_graph_max_bs": 256,
+    "max_total_tokens": None,
+    "kv_cache_dtype": "auto", "quantization": None, "attention_backend": "fa3", "enable_dp_attention": False,
+    "speculative_algorithm": None,
 }  # fmt: skip
 
 
@@ -34,8 +41,14 @@ def start(at: float = 0.0, limit: int = 4096, pool: int = 200_000, left: float =
     listed = ", ".join(f"{name}={value!r}" for name, value in given_arguments.items())
     return [
         f"{stamp(at)}server_args=ServerArgs({listed})",
-        f"{stamp(at + 5)}Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=62.00 GB, mem usage=16.46 GB.",
-        f"{stamp(at + 9)}max_total_num_tokens={pool}, max_running_requests={limit}, context_len=131072, available_gpu_mem={left:.2f} GB",
+        (
+            f"{stamp(at + 5)}Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=62.00 GB, mem"
+            " usage=16.46 GB."
+        ),
+        (
+            f"{stamp(at + 9)}max_total_num_tokens={pool}, max_running_requests={limit}, context_len=131072,"
+            f" available_gpu_mem={left:.2f} GB"
+        ),
         f"{stamp(at + 10)}The server is fired up and ready to roll!",
     ]
 
@@ -51,8 +64,8 @@ def decode(
     throughput: float = 1200.0,
 ) -> str:
     return (
-        f"{stamp(at, ranks)}Decode batch, #running-req: {running}, #token: {round(usage * 200_000)}, token usage: {usage:.2f},"
-        f" cuda graph: {graph}, gen throughput (token/s): {throughput:.2f}, #queue-req: {queue}"
+        f"{stamp(at, ranks)}Decode batch, #running-req: {running}, #token: {round(usage * 200_000)}, token usage:"
+        f" {usage:.2f}, cuda graph: {graph}, gen throughput (token/s): {throughput:.2f}, #queue-req: {queue}"
     )
 
 
@@ -67,13 +80,17 @@ def prefill(
     ranks: str = "",
 ) -> str:
     return (
-        f"{stamp(at, ranks)}Prefill batch, #new-seq: {sequences}, #new-token: {tokens}, #cached-token: 0, token usage: {usage:.2f},"
-        f" #running-req: {running}, #queue-req: {queue}, #pending-token: {queue * tokens // max(sequences, 1)}"
+        f"{stamp(at, ranks)}Prefill batch, #new-seq: {sequences}, #new-token: {tokens}, #cached-token: 0, token usage:"
+        f" {usage:.2f}, #running-req: {running}, #queue-req: {queue}, #pending-token:"
+        f" {queue * tokens // max(sequences, 1)}"
     )
 
 
 def retraction(at: float, requests: int = 1, ranks: str = "", ratio: float = 0.6) -> str:
-    return f"{stamp(at, ranks)}KV cache pool is full. Retract requests. #retracted_reqs: {requests}, #new_token_ratio: 0.5000 -> {ratio:.4f}"
+    return (
+        f"{stamp(at, ranks)}KV cache pool is full. Retract requests. #retracted_reqs: {requests}, #new_token_ratio:"
+        f" 0.5000 -> {ratio:.4f}"
+    )
 
 
 def load(begin: float, seconds: float, every: float = 2.0, **figures: Any) -> list[str]:
@@ -106,7 +123,10 @@ def found(answer: Judgement) -> set[str]:
     return {each.diagnosis for each in answer.findings}
 
 
-CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 11.81 MiB is free. "
+CUDA = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 56.00 MiB. GPU 0 has a total capacity of 79.18 GiB"
+    " of which 11.81 MiB is free. "
+)
 OWN, OTHER = (
     "Including non-PyTorch memory, this process has 69.22 GiB memory in use. ",
     "Process 1609 has 9.93 GiB memory in use. ",
@@ -122,7 +142,8 @@ OWN, OTHER = (
         (CUDA + OWN + "Process 1609 has 310.00 MiB memory in use. ", False),
     ],
 )
-def test_another_process_that_holds_memory_comes_before_any_flag(words: str, noted: bool) -> None:  # noqa: FBT001 - a case
+# A case
+def test_another_process_that_holds_memory_comes_before_any_flag(words: str, noted: bool) -> None:  # noqa: FBT001
     failed = finding(judged([*start(), *load(20, 60), stamp(82) + words]), "out_of_memory_any")
     assert ("9.9 GB of this GPU's memory" in failed.changes[0].words) is noted
     assert [each.flag for each in failed.changes if each.flag] == ["--mem-fraction-static"]
@@ -195,7 +216,8 @@ def test_a_pause_with_requests_waiting_is_silence_and_no_idle_time(queue: int, w
 
 
 @pytest.mark.parametrize(("graph", "share"), [(True, "replayed"), (False, "unsupported")])
-def test_a_batch_that_replays_has_graphs_whatever_device_its_line_names(graph: bool, share: str) -> None:  # noqa: FBT001 - a case
+# A case
+def test_a_batch_that_replays_has_graphs_whatever_device_its_line_names(graph: bool, share: str) -> None:  # noqa: FBT001
     lines = [decode(at, graph=graph).replace("cuda graph", "cpu graph") for at in range(0, 60, 2)]
     assert judged(lines).shares["cuda_graph"] == {share: 1.0}
 
@@ -221,10 +243,12 @@ def test_where_the_start_asks_for_a_larger_share_it_is_raised_to_what_the_gpu_ho
 
 
 LOADS = {
-    "within a second": ([decode(0, 6, 5, 0.94)], "The load of less than 1 s was too short for a verdict: queue up to 5, the KV cache up to 94 % full."),
+    "within a second": ([decode(0, 6, 5, 0.94)],
+        "The load of less than 1 s was too short for a verdict: queue up to 5, the KV cache up to 94 % full."),
     "that retracted": (
         [*load(0, 8, running=2, usage=1.0), retraction(9)],
-        "The load of 8 s was too short for a verdict: the KV cache up to 100 % full, and SGLang retracted running requests once.",
+        "The load of 8 s was too short for a verdict: the KV cache up to 100 % full, and SGLang retracted running"
+        " requests once.",
     ),
     "that is long enough": (
         [*load(0, 200, running=2, usage=0.6), retraction(201)],

@@ -149,13 +149,18 @@ def test_what_several_processes_say_of_one_end_is_one() -> None:
 
 
 FRAME = '  File "/sglang/srt/managers/scheduler.py", line 4, in {}'
-FULL = "{} out of memory. Try to lower your batch size.\nTry to allocate 2048 tokens.\nAvailable tokens: 1519 (available_size=1211 + evictable_size=308)"
+FULL = (
+    "{} out of memory. Try to lower your batch size.\nTry to allocate 2048 tokens.\nAvailable tokens: 1519"
+    " (available_size=1211 + evictable_size=308)"
+)
 SPACE = "Failed to allocate memory for batch_prefill_tmp_v with size 435814400 and alignment 16 in AlignedAllocator"
 CHUNK, BATCH = "--chunked-prefill-size", "--max-running-requests"
 NO_MEMORY = {  # the function and its error; the flag, and what is said of it
-    "a full KV cache in prefill": ("alloc", "RuntimeError: " + FULL.format("Prefill"), CHUNK, "the KV cache had no room"),
+    "a full KV cache in prefill": ("alloc", "RuntimeError: " + FULL.format("Prefill"), CHUNK,
+        "the KV cache had no room"),
     "a full KV cache in decode": ("alloc", "RuntimeError: " + FULL.format("Decode"), BATCH, "the KV cache had no room"),
-    "a GPU in prefill": ("run_batch_prefill", "torch.OutOfMemoryError: CUDA out of memory.", CHUNK, "then lower --mem-fraction-static"),
+    "a GPU in prefill": ("run_batch_prefill", "torch.OutOfMemoryError: CUDA out of memory.", CHUNK,
+        "then lower --mem-fraction-static"),
     "a workspace": ("event_loop_normal", "RuntimeError: " + SPACE, CHUNK, "in chunks of this many tokens"),
 }  # fmt: skip
 

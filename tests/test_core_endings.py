@@ -1,4 +1,7 @@
-"""Why a server ended: the line that explains it, its class, and what is not quoted. Texts are those of public logs, cut down."""
+"""Why a server ended: the line that explains it, its class, and what is not quoted.
+
+Texts are those of public logs, cut down.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.sglang.clean import without_requests, without_secrets
 
 AT = "[2026-06-01 10:00:{:02d} TP{}] "
-DECODE = "Decode batch, #running-req: 11, #token: 9747, token usage: 0.07, cuda graph: True, gen throughput (token/s): 919.88, #queue-req: 0,"
+DECODE = (
+    "Decode batch, #running-req: 11, #token: 9747, token usage: 0.07, cuda graph: True, gen throughput (token/s):"
+    " 919.88, #queue-req: 0,"
+)
 EXCEPTION = "Scheduler hit an exception: Traceback (most recent call last):"
 SIGQUIT = "[2026-06-01 10:00:50] SIGQUIT received. signum=None, frame=None. It usually means one child failed."
 
@@ -57,41 +63,66 @@ def explained(tmp_path: Path, *lines: str) -> Event:
 
 SERVED = AT.format(1, 0) + DECODE
 ENDS = {
-    "a check in SGLang": (["ValueError: Failed to allocate token prealloc indices"], "srt/mem_cache/radix_cache.py", "check"),
-    "a workspace": (["RuntimeError: Failed to allocate memory for batch_prefill_tmp_v with size 435814400"], "srt/layers/attention.py", "memory"),
-    "host memory": (["ValueError: Not enough host memory available. Requesting 7.05 GB, 2.04 GB free."], "srt/mem_cache/pool_host.py", "host_memory"),
+    "a check in SGLang": (["ValueError: Failed to allocate token prealloc indices"], "srt/mem_cache/radix_cache.py",
+        "check"),
+    "a workspace": (["RuntimeError: Failed to allocate memory for batch_prefill_tmp_v with size 435814400"],
+        "srt/layers/attention.py", "memory"),
+    "host memory": (["ValueError: Not enough host memory available. Requesting 7.05 GB, 2.04 GB free."],
+        "srt/mem_cache/pool_host.py", "host_memory"),
     "a disk": (["OSError: [Errno 28] No space left on device"], "srt/utils/hf_transformers_utils.py", "disk"),
-    "places for requests": (["RuntimeError: alloc_req_slots runs out of memory. num_reqs=2"], "srt/managers/schedule_batch.py", "check"),
-    "an object of its own": (["TypeError: Unsupported BCG output type: <class 'LogitsProcessorOutput'>"], "srt/model_executor/runner.py", "check"),
+    "places for requests": (["RuntimeError: alloc_req_slots runs out of memory. num_reqs=2"],
+        "srt/managers/schedule_batch.py", "check"),
+    "an object of its own": (["TypeError: Unsupported BCG output type: <class 'LogitsProcessorOutput'>"],
+        "srt/model_executor/runner.py", "check"),
     "what is not supported": (["ValueError: Unsupported quantization: fp4"], "srt/model_executor/runner.py", "library"),
-    "an unbalanced check": (["ValueError: The memory capacity is unbalanced. Some GPUs may be occupied."], "srt/model_executor/model_runner.py", "check"),
+    "an unbalanced check": (["ValueError: The memory capacity is unbalanced. Some GPUs may be occupied."],
+        "srt/model_executor/model_runner.py", "check"),
     "an argument": (["AssertionError: page size must be 64"], "srt/server_args.py", "argument"),
-    "an argument that the text names": (["ValueError: Please use --attention-backend triton here"], "srt/models/llama.py", "argument"),
+    "an argument that the text names": (["ValueError: Please use --attention-backend triton here"],
+        "srt/models/llama.py", "argument"),
     "a library": (["ImportError: libnvrtc.so.12: cannot open shared object file"], "srt/layers/moe.py", "library"),
-    "a compiler": (["RuntimeError: Internal Triton PTX codegen error:", "ptxas fatal: Value 'sm_120' is not defined"], "srt/layers/moe.py", "library"),
-    "a network": (["RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error"], "srt/distributed/parallel_state.py", "network"),
+    "a compiler": (["RuntimeError: Internal Triton PTX codegen error:", "ptxas fatal: Value 'sm_120' is not defined"],
+        "srt/layers/moe.py", "library"),
+    "a network": (["RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error"],
+        "srt/distributed/parallel_state.py", "network"),
     "a transfer": (["KeyError: 'room'"], "srt/disaggregation/mooncake/conn.py", "transfer"),
-    "a peer": (["ValueError: TP rank 1 is loaded, but there are other ranks that didn't finish loading."], "srt/model_executor/model_runner.py", "peer"),
-    "a hub out of reach": (["OSError: We couldn't connect to 'https://huggingface.co' to load this file"], "srt/utils/hf_utils.py", "model"),
-    "a download cut off": (["urllib3.exceptions.ProtocolError: ('Connection aborted.', ConnectionResetError(104))"], "srt/loader.py", "model"),
-    "a damaged file": (["safetensors_rust.SafetensorError: Error while deserializing header"], "srt/model_loader/loader.py", "model"),
-    "no right to a model": (["OSError: 401 Client Error. Cannot access gated repo for url https://huggingface.co/x"], "srt/loader.py", "argument"),
-    "a pair's other server": (["requests.exceptions.ConnectionError: HTTPConnectionPool(host='h'): Connection refused"], "srt/a.py", "network"),
-    "a port in use": (["torch.distributed.DistNetworkError: The server socket has failed to listen. name: EADDRINUSE"], "srt/a.py", "address"),
+    "a peer": (["ValueError: TP rank 1 is loaded, but there are other ranks that didn't finish loading."],
+        "srt/model_executor/model_runner.py", "peer"),
+    "a hub out of reach": (["OSError: We couldn't connect to 'https://huggingface.co' to load this file"],
+        "srt/utils/hf_utils.py", "model"),
+    "a download cut off": (["urllib3.exceptions.ProtocolError: ('Connection aborted.', ConnectionResetError(104))"],
+        "srt/loader.py", "model"),
+    "a damaged file": (["safetensors_rust.SafetensorError: Error while deserializing header"],
+        "srt/model_loader/loader.py", "model"),
+    "no right to a model": (["OSError: 401 Client Error. Cannot access gated repo for url https://huggingface.co/x"],
+        "srt/loader.py", "argument"),
+    "a pair's other server": (["requests.exceptions.ConnectionError: HTTPConnectionPool(host='h'): Connection refused"],
+        "srt/a.py", "network"),
+    "a port in use": (["torch.distributed.DistNetworkError: The server socket has failed to listen. name: EADDRINUSE"],
+        "srt/a.py", "address"),
     "no GPU": (["RuntimeError: No CUDA GPUs are available"], "srt/model_executor/model_runner.py", "device"),
-    "a pair that does not fit": (["RuntimeError: PD does NOT support different TP sizes yet"], "srt/disaggregation/nixl/conn.py", "argument"),
+    "a pair that does not fit": (["RuntimeError: PD does NOT support different TP sizes yet"],
+        "srt/disaggregation/nixl/conn.py", "argument"),
     "open files": (["OSError: [Errno 24] Too many open files"], "srt/managers/scheduler.py", "limit"),
     "memory of the host": (["OSError: [Errno 12] Cannot allocate memory"], "srt/mem_cache/pool_host.py", "host_memory"),
-    "a right to a file": (["PermissionError: [Errno 13] Permission denied: '/cache/hub'"], "srt/model_loader/loader.py", "argument"),
-    "a longer context": (["ValueError: context_length (9) is greater than the derived context_length (8), or CUDA errors"], "srt/a.py", "argument"),
-    "an address of another machine": (["zmq.error.ZMQError: Cannot assign requested address (addr='tcp://10.0.0.5:1')"], "srt/a.py", "argument"),
-    "a compiler of C": (["subprocess.CalledProcessError: Command '['/usr/bin/gcc', 'm.c']' returned 1."], "srt/layers/moe.py", "library"),
-    "a name without an address": (["socket.gaierror: [Errno -2] Name or service not known"], "srt/distributed/parallel_state.py", "network"),
-    "a size that a flag sets": (["AssertionError: Not enough space for x, try to increase --mamba-full-memory-ratio."], "srt/a.py", "size"),
+    "a right to a file": (["PermissionError: [Errno 13] Permission denied: '/cache/hub'"], "srt/model_loader/loader.py",
+        "argument"),
+    "a longer context": (["ValueError: context_length (9) is greater than the derived context_length (8), or CUDA"
+        " errors"], "srt/a.py", "argument"),
+    "an address of another machine": (["zmq.error.ZMQError: Cannot assign requested address (addr='tcp://10.0.0.5:1')"],
+        "srt/a.py", "argument"),
+    "a compiler of C": (["subprocess.CalledProcessError: Command '['/usr/bin/gcc', 'm.c']' returned 1."],
+        "srt/layers/moe.py", "library"),
+    "a name without an address": (["socket.gaierror: [Errno -2] Name or service not known"],
+        "srt/distributed/parallel_state.py", "network"),
+    "a size that a flag sets": (["AssertionError: Not enough space for x, try to increase --mamba-full-memory-ratio."],
+        "srt/a.py", "size"),
     "the storage of HiCache": (["AssertionError"], "srt/mem_cache/storage/mooncake_store/mooncake_store.py", "storage"),
     "a branch that nobody wrote": (["NotImplementedError"], "srt/lora/utils.py", "check"),
-    "an operator of an NPU": (["RuntimeError: NPU function error: call aclnnInplaceCopy failed, error code is 161002"], "srt/a.py", "kernel"),
-    "a kernel": (["torch.AcceleratorError: CUDA error: an illegal memory access was encountered"], "srt/layers/moe.py", "kernel"),
+    "an operator of an NPU": (["RuntimeError: NPU function error: call aclnnInplaceCopy failed, error code is 161002"],
+        "srt/a.py", "kernel"),
+    "a kernel": (["torch.AcceleratorError: CUDA error: an illegal memory access was encountered"], "srt/layers/moe.py",
+        "kernel"),
 }  # fmt: skip
 
 
@@ -119,11 +150,17 @@ def test_what_fails_in_sglangs_own_tests_ends_no_server(tmp_path: Path) -> None:
     [
         ("Fatal Python error: Segmentation fault", "kernel"),
         (
-            "  what():  [PG ID 2 PG GUID 3 Rank 1] Process group watchdog thread terminated with exception: CUDA error: an illegal memory access",
+            (
+                "  what():  [PG ID 2 PG GUID 3 Rank 1] Process group watchdog thread terminated with exception: CUDA"
+                " error: an illegal memory access"
+            ),
             "kernel",
         ),
         (
-            "[rank1]:[E1209 02:28:15.28 ProcessGroupNCCL.cpp:2057] [Rank 1] Process group watchdog thread terminated with exception: NCCL error",
+            (
+                "[rank1]:[E1209 02:28:15.28 ProcessGroupNCCL.cpp:2057] [Rank 1] Process group watchdog thread"
+                " terminated with exception: NCCL error"
+            ),
             "network",
         ),
         ("Memory access fault by GPU node-7 (Agent handle: 0x20916760) on address (nil). Reason: Unknown.", "kernel"),
@@ -133,11 +170,17 @@ def test_what_fails_in_sglangs_own_tests_ends_no_server(tmp_path: Path) -> None:
         ),
         ("Bus error (core dumped)", "kernel"),
         (
-            "EZ9999: [PID: 696742] 2025-10-31-21:35:03.992.057 The error from device(chipId:7), there is an exception of aivec error",
+            (
+                "EZ9999: [PID: 696742] 2025-10-31-21:35:03.992.057 The error from device(chipId:7), there is an"
+                " exception of aivec error"
+            ),
             "kernel",
         ),
         (
-            "[PID: 428723] 2026-06-09-03:35:23.635.715 AclNN_Parameter_Error(EZ1001): The tensor cannot be larger than 8 dimensions.",
+            (
+                "[PID: 428723] 2026-06-09-03:35:23.635.715 AclNN_Parameter_Error(EZ1001): The tensor cannot be larger"
+                " than 8 dimensions."
+            ),
             "kernel",
         ),
         ("bash: line 1: 4711 Killed                  python -m sglang.launch_server", "killed"),
@@ -157,7 +200,10 @@ def test_an_abort_without_a_traceback_is_an_end(line: str, ending: str, tmp_path
 @pytest.mark.parametrize(
     "line",
     [
-        "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No route to host)",
+        (
+            "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned"
+            " 113(No route to host)"
+        ),
         "/src/nvshmem/src/modules/transport/ibrc/ibrc.cpp:418: non-zero status: 22 ibv_modify_qp failed",
     ],
 )
@@ -176,7 +222,10 @@ def test_a_warning_of_nccl_about_a_setting_explains_no_end(tmp_path: Path) -> No
 def test_advice_below_an_exception_is_no_part_of_it_also_in_a_log_pasted_with_blanks(
     tmp_path: Path, blanks: str
 ) -> None:
-    error = "Exception: Capture cuda graph failed: out of workspace\nfor a batch\nPossible solutions:\n1. disable cuda graph"
+    error = (
+        "Exception: Capture cuda graph failed: out of workspace\nfor a batch\nPossible solutions:\n1. disable cuda"
+        " graph"
+    )
     lines = scheduler(error, "srt/model_executor/cuda_graph_runner.py")
     found = explained(tmp_path, *(blanks + line for line in lines))
     assert found.text == "Exception: Capture cuda graph failed: out of workspace for a batch"
@@ -225,7 +274,8 @@ def test_a_start_that_failed_is_said_as_one(tmp_path: Path) -> None:
     )
     assert (
         found.headline
-        == "SGLang did not start: launch_server.py: error: unrecognized arguments: --reasoning_parser --no-such-flag --api-key."
+        == "SGLang did not start: launch_server.py: error: unrecognized arguments: --reasoning_parser --no-such-flag"
+        " --api-key."
     )
     assert [change.words for change in found.changes][:2] == [
         "spell it --reasoning-parser: SGLang's flags have hyphens",

@@ -16,7 +16,10 @@ LOG = [
     AT + b"Decode batch, #running-req: 5, #token: 900, token usage: 0.90, #queue-req: 7",
     RETRACTION,
     AT + b"Model attempted to call undefined function: foo",
-    b'{"log": "[2025-11-20 11:40:13 TP0] KV cache pool is full. #retracted_reqs: 4, #new_token_ratio: 0.3002 -> 0.5783\\n", "stream": "stderr"}',
+    (
+        b'{"log": "[2025-11-20 11:40:13 TP0] KV cache pool is full. #retracted_reqs: 4, #new_token_ratio: 0.3002 ->'
+        b' 0.5783\\n", "stream": "stderr"}'
+    ),
     b"user said: " + RETRACTION,
     b"",
     AT + b"Verify batch, #running-req: 4, #token: 5",

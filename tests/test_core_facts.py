@@ -36,8 +36,8 @@ def of_release(release: str) -> Facts:
     return facts
 
 
-# Speculative decoding: target and draft model print the same lines (srt/model_executor/model_runner.py, srt/mem_cache/memory_pool.py,
-# srt/speculative/eagle_worker.py of each release; eagle_worker_v2.py in 0.5.20)
+# Speculative decoding: target and draft model print the same lines (srt/model_executor/model_runner.py,
+# srt/mem_cache/memory_pool.py, srt/speculative/eagle_worker.py of each release; eagle_worker_v2.py in 0.5.20)
 
 TARGET = """\
 Load weight begin. avail mem=78.70 GB
@@ -52,7 +52,8 @@ LIMITS = (
     " context_len=131072, available_gpu_mem=11.00 GB\n"
 )
 DRAFTED = {
-    "0.4.9.post6": f"""\
+    "0.4.9.post6": (
+        f"""\
 {TARGET}KV Cache is allocated. #tokens: 300000, K size: 18.75 GB, V size: 18.75 GB
 Memory pool end. avail mem=24.00 GB
 Capture cuda graph begin. This can take up to several minutes. avail mem=23.80 GB
@@ -64,8 +65,10 @@ Capture draft cuda graph begin. This can take up to several minutes. avail mem=1
 Capture draft cuda graph end. Time elapsed: 3.11 s. mem usage=0.40 GB. avail mem=12.10 GB.
 Capture draft extend cuda graph begin. This can take up to several minutes. avail mem=12.10 GB
 Capture draft extend cuda graph end. Time elapsed: 3.01 s. mem usage=0.30 GB. avail mem=11.80 GB.
-{LIMITS}""",
-    "0.5.9": f"""\
+{LIMITS}"""
+    ),
+    "0.5.9": (
+        f"""\
 {TARGET}KV Cache is allocated. #tokens: 300000, K size: 18.75 GB, V size: 18.75 GB
 Memory pool end. avail mem=24.00 GB
 Capture cuda graph begin. This can take up to several minutes. avail mem=23.80 GB
@@ -77,8 +80,10 @@ Capture piecewise CUDA graph end. Time elapsed: 20.42 s. mem usage=0.90 GB. avai
 Memory pool end. avail mem=12.50 GB
 Capture draft cuda graph begin. This can take up to several minutes. avail mem=12.50 GB
 Capture draft cuda graph end. Time elapsed: 3.11 s. mem usage=0.70 GB. avail mem=12.10 GB.
-{LIMITS}""",
-    "0.5.20": f"""\
+{LIMITS}"""
+    ),
+    "0.5.20": (
+        f"""\
 {TARGET}{DRAFT}KV Cache is allocated. dtype: torch.bfloat16, #tokens: 300000, K size: 18.75 GB, V size: 18.75 GB
 Memory pool end. avail mem=24.00 GB
 Draft KV Cache is allocated. dtype: torch.bfloat16, #tokens: 300000, K size: 1.25 GB, V size: 1.25 GB
@@ -89,7 +94,8 @@ Capture target verify CUDA graph begin. backend=full, num_tokens_per_bs=4, avail
 Capture target verify CUDA graph end. bs=[1, 2, 4, 8, 16, 32], elapsed=21.42 s, mem usage=2.00 GB, avail mem=18.60 GB.
 Capture draft decode CUDA graph begin. backend=full, bs=[1, 2, 4], avail mem=12.50 GB
 Capture draft decode CUDA graph end. bs=[1, 2, 4], elapsed=3.11 s, mem usage=0.70 GB, avail mem=12.10 GB.
-{LIMITS}""",
+{LIMITS}"""
+    ),
 }
 
 
@@ -114,8 +120,10 @@ def test_the_memory_of_target_and_draft_model_is_told_apart(release: str, ranks:
          "KV Cache is allocated. #tokens: 100000, K size: 9.00 GB, V size: 9.00 GB\n"), 39.29),
         (("Mamba Cache is allocated. max_mamba_cache_size: 100, conv_state size: 0.50GB, ssm_state size: 8.00GB"
          " intermediate_ssm_state_cache size: 4.00GB intermediate_conv_window_cache size: 0.50GB \n"), 13.0),
-        (("KV Cache is allocated. dtype: torch.bfloat16, #tokens: 400000, K size: 25.00 GB, V size: 25.00 GB\nMemory pool end. avail mem=24.00 GB\n"
-         "Post-capture KV sizing: KV cache allocated. dtype: torch.bfloat16, #tokens: 300000, KV size: 37.50 GB, avail mem=9.00 GB\n"), 37.5),
+        (("KV Cache is allocated. dtype: torch.bfloat16, #tokens: 400000, K size: 25.00 GB, V size: 25.00 GB\nMemory"
+            " pool end. avail mem=24.00 GB\n"
+         "Post-capture KV sizing: KV cache allocated. dtype: torch.bfloat16, #tokens: 300000, KV size: 37.50 GB,"
+         " avail mem=9.00 GB\n"), 37.5),
     ],
 )  # fmt: skip
 def test_a_cache_in_parts_is_their_sum_and_one_sized_again_is_the_last(lines: str, gigabytes: float) -> None:
@@ -139,7 +147,8 @@ def test_without_the_lines_of_the_start_the_memory_is_what_a_page_shows_of_it() 
         ({"dp_size": 2, "enable_dp_attention": True, "tp_size": 2, "max_running_requests": 101}, {}, 1, 50),
         ({"dp_size": 2, "max_running_requests": 101}, {}, 1, 101),
         # From 0.5.21 on DP attention has an argument of its own, and dp_size counts replicas again.
-        ({"attn_dp_size": 8, "dp_size": 1, "tp_size": 8, "enable_dp_attention": True, "max_running_requests": 64}, {}, 3, 8),
+        ({"attn_dp_size": 8, "dp_size": 1, "tp_size": 8, "enable_dp_attention": True, "max_running_requests": 64}, {},
+            3, 8),
         ({}, {}, None, None),
     ],
 )  # fmt: skip
@@ -165,8 +174,10 @@ def test_the_flag_of_the_graphs_is_that_of_the_release(version: str, arguments: 
 
 
 INFO = ServerInfo("0.5.23", {}, [
-    RankFigures(weight_memory_gb=16.4, kv_memory_gb=39.6, graph_memory_gb=2.1, available_gpu_memory_gb=9.9, kv_pool_tokens=1000),
-    RankFigures(weight_memory_gb=16.5, kv_memory_gb=39.7, graph_memory_gb=2.0, available_gpu_memory_gb=9.1, kv_pool_tokens=990),
+    RankFigures(weight_memory_gb=16.4, kv_memory_gb=39.6, graph_memory_gb=2.1, available_gpu_memory_gb=9.9,
+        kv_pool_tokens=1000),
+    RankFigures(weight_memory_gb=16.5, kv_memory_gb=39.7, graph_memory_gb=2.0, available_gpu_memory_gb=9.1,
+        kv_pool_tokens=990),
 ], graph_batch_sizes=(1, 80))  # fmt: skip
 
 
@@ -187,5 +198,6 @@ def test_the_log_wins_over_server_info() -> None:
 @pytest.mark.parametrize(
     ("version", "first"), [("0.4.1.post7", True), ("0.4.3", False), ("0.5.23", False), (None, False)]
 )
-def test_the_guides_first_edition_is_that_of_servers_before_0_4_3(version: str | None, first: bool) -> None:  # noqa: FBT001 - a case
+# A case
+def test_the_guides_first_edition_is_that_of_servers_before_0_4_3(version: str | None, first: bool) -> None:  # noqa: FBT001
     assert Facts(version=version).is_first_edition is first

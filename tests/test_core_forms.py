@@ -1,4 +1,6 @@
-"""Forms of SGLang's lines: what ten releases print, failures of each device, requests that quote lines, lines that are cut or torn."""
+"""Forms of SGLang's lines: what ten releases print, failures of each device, requests that quote lines, lines that are
+cut or torn.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ HERE = Path(__file__).parent
 LOGS = HERE / "data" / "logs"
 RECORDED = sorted((HERE / "recordings").glob("*/server.log.gz"))
 RELEASES = (
-    "0.3.0", "0.3.6.post3", "0.4.3.post4", "0.4.6.post5", "0.4.9.post6", "0.5.3.post3", "0.5.7", "0.5.12", "0.5.20", "0.5.23",
+    "0.3.0", "0.3.6.post3", "0.4.3.post4", "0.4.6.post5", "0.4.9.post6", "0.5.3.post3", "0.5.7", "0.5.12", "0.5.20",
+    "0.5.23",
 )  # fmt: skip
 
 
@@ -98,7 +101,10 @@ def test_a_line_that_only_quotes_gives_no_event(line: str) -> None:
 
 @pytest.mark.parametrize("usage", ["1.07", "2.00", "2.01", "9.00"])
 def test_a_usage_that_cannot_be_is_left_out_of_a_usual_line_too(usage: str) -> None:
-    line = f"Decode batch, #running-req: 1, #token: 900, token usage: {usage}, gen throughput (token/s): 8.00, #queue-req: 7"
+    line = (
+        f"Decode batch, #running-req: 1, #token: 900, token usage: {usage}, gen throughput (token/s): 8.00,"
+        " #queue-req: 7"
+    )
     usual, other = read(STAMP + line)[0], read(STAMP + line + ", accept len: 1.0")[0]
     assert usual.figures.get("usage") == other.figures.get("usage")
 

@@ -19,7 +19,9 @@ STEP = 5.0
 
 @dataclass
 class Server:
-    """A server whose stages can be stopped; `new` releases count passes and open requests, old ones only generated tokens."""
+    """A server whose stages can be stopped; `new` releases count passes and open requests, old ones only generated
+    tokens.
+    """
 
     new: bool = True
     logs: bool = True

@@ -1,6 +1,7 @@
 """How a report reads its logs: which files, in which order, packed how, and what is said about unusable input.
 
-The lines are those of 0.5.12 and 0.5.23 as the released wheels format them, with times of our own; the recordings are real logs.
+The lines are those of 0.5.12 and 0.5.23 as the released wheels format them, with times of our own; the recordings are
+real logs.
 """
 
 from __future__ import annotations
@@ -186,7 +187,8 @@ def test_a_reversed_log_that_is_too_large_to_reverse_is_refused_in_one_line(monk
     [
         ((load(0, 120), load(3, 120)), "both print batches of the same rank"),
         ((start(0) + load(40, 100), start(0) + load(40, 100)), "the same lines twice"),
-        ((together(start(0, port=31001), start(1, port=31002), ready=2),), r"into this log together \(--port 31001, 31002\)"),
+        ((together(start(0, port=31001), start(1, port=31002), ready=2),),
+            r"into this log together \(--port 31001, 31002\)"),
         *(((mixed(*frames),), "holds the lines of two servers") for frames in TWO_SOURCES.values()),
     ],
 )  # fmt: skip

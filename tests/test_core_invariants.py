@@ -80,8 +80,10 @@ def servers(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         arguments[arg] = printed(arg, arguments[arg], arguments, release)
     running = arguments["max_running_requests"]
     sizes = {
-        "POOL": draw(st.sampled_from([64.0, 4096.0, 100_000.0, 1_000_000.0])), "POOL_GB": 20.0, "GRAPHS": 1.5, "BEFORE": 80.0,
-        "LEFT": draw(st.sampled_from([0.0, 0.5, 4.0, 5.5, 7.0, 13.5, 30.0, 75.0])), "WEIGHTS": draw(st.sampled_from([8.0, 60.0])),
+        "POOL": draw(st.sampled_from([64.0, 4096.0, 100_000.0, 1_000_000.0])), "POOL_GB": 20.0, "GRAPHS": 1.5,
+        "BEFORE": 80.0,
+        "LEFT": draw(st.sampled_from([0.0, 0.5, 4.0, 5.5, 7.0, 13.5, 30.0, 75.0])),
+        "WEIGHTS": draw(st.sampled_from([8.0, 60.0])),
     }  # fmt: skip
     return release, {**arguments, **sizes, **({"LIMIT": float(running)} if running else {})}
 
@@ -101,7 +103,8 @@ def loads(draw: st.DrawFn) -> Load:
         "beyond_context_tokens": draw(st.sampled_from([1e4, 1e8])),
         "throughput": draw(st.sampled_from([200.0, 2e5, 2e6])), "throughput:s": 200.0,
         f"cuda_graph/{draw(st.sampled_from(['beyond_captured', 'eager', 'replayed']))}": 300.0,
-        **draw(st.sampled_from([{}, {}, {}, *({f"out_of_memory.{phase}": 1.0} for phase in ("prefill", "decode", "graph_capture", "startup"))])),
+        **draw(st.sampled_from([{}, {}, {}, *({f"out_of_memory.{phase}": 1.0} for phase in ("prefill", "decode",
+            "graph_capture", "startup"))])),
         **draw(st.sampled_from([{}, late("time_to_first_token", 9.0)])),
         **draw(st.sampled_from([{}, late("inter_token", 9.0, share=0.5), late("inter_token", 0.5, share=0.1)])),
     }  # fmt: skip
@@ -110,7 +113,8 @@ def loads(draw: st.DrawFn) -> Load:
     )
     return Load(
         draw(st.sampled_from([0.0, 1.0, 6.0, 50.0, 300.0, 700.0, 1000.0])), draw(st.sampled_from([0.0, 30.0, 3000.0])),
-        draw(st.sampled_from([0.0, 0.05, 0.4, 0.7, 0.95, 1.0])), why, queue=draw(st.sampled_from(["above_range", "in_range", "empty"])),
+        draw(st.sampled_from([0.0, 0.05, 0.4, 0.7, 0.95, 1.0])), why, queue=draw(st.sampled_from(["above_range",
+            "in_range", "empty"])),
         prompt=draw(st.sampled_from([0.0, 30.0, 2600.0])), answer=100.0, more=more,
     )  # fmt: skip
 

@@ -49,7 +49,8 @@ def test_a_consequence_has_the_advice_of_its_cause() -> None:
 
 @pytest.mark.parametrize(("share", "flag"), [(0.4, "--max-running-requests"), (0.04, "")])
 def test_rejections_have_the_flag_of_waits_too_rare_for_a_finding(share: float, flag: str) -> None:
-    # As on a real server: a queue of ten, full for 36 of 78 s because of the limit. Few seconds of waits show no reason.
+    # As on a real server: a queue of ten, full for 36 of 78 s because of the limit. Few seconds of waits show no
+    # reason.
     judgement = of(and_also(replace(AT_LIMIT, share=share), rejected_requests=400.0), **LIMIT)
     assert (judgement.verdict, "running_at_limit" in ids(judgement)) == ("requests_rejected", False)
     changes = finding(judgement, "requests_rejected").changes

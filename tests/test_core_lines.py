@@ -15,7 +15,10 @@ from sglang_tuning_exporter.core.lines import Reader
 WHEN = 1_763_638_813.0
 STAMP = "[2025-11-20 11:40:13 TP0] "
 DECODE = "Decode batch, #running-req: 1, #token: 1, token usage: 0.99, gen throughput (token/s): 0.01, #queue-req: 9"
-RETRACTION = "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950, #new_token_ratio: 0.3002 -> 0.5783"
+RETRACTION = (
+    "KV cache pool is full. Retract requests. #retracted_reqs: 5, #new_tokens_gained: 8950, #new_token_ratio: 0.3002 ->"
+    " 0.5783"
+)
 START = STAMP + "server_args=ServerArgs(tp_size=8)"
 READY = STAMP + "The server is fired up and ready to roll!"
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB."
@@ -40,9 +43,10 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
     (DECODE, "decode", "", {"running": 1, "tokens": 1, "usage": 0.99, "throughput": 0.01, "queued": 9}),
     (
         (
-            "Decode batch [42]. #running-req: 3, #full token: 100, full token usage: 0.40, mamba num: 3, mamba usage: 0.50, accept len: 2.62,"
-            " pre-allocated usage: 0.01, #prealloc-req: 1, #transfer-req: 2, #retracted-req: 3, #host-receive-req: 4, waiting-image-req: 5,"
-            " npu graph: False, gen throughput (token/s): 12.50, #queue-req: 6, est. read BW (GB/s per GPU): 2.50, fwd occupancy: 93.10%"
+            "Decode batch [42]. #running-req: 3, #full token: 100, full token usage: 0.40, mamba num: 3, mamba usage:"
+            " 0.50, accept len: 2.62, pre-allocated usage: 0.01, #prealloc-req: 1, #transfer-req: 2, #retracted-req: 3,"
+            " #host-receive-req: 4, waiting-image-req: 5, npu graph: False, gen throughput (token/s): 12.50,"
+            " #queue-req: 6, est. read BW (GB/s per GPU): 2.50, fwd occupancy: 93.10%"
         ),
         "decode",
         "npu",
@@ -62,20 +66,29 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
         },
     ),
     (
-        "Prefill batch, #new-seq: 4, #new-token: 6120, #cached-token: 3584, token usage: 0.89, #running-req: 237, #queue-req: 4, ",
+        (
+            "Prefill batch, #new-seq: 4, #new-token: 6120, #cached-token: 3584, token usage: 0.89, #running-req: 237,"
+            " #queue-req: 4, "
+        ),
         "prefill",
         "",
         {"sequences": 4, "tokens": 6120, "cached": 3584, "usage": 0.89, "running": 237, "queued": 4},
     ),
     (
-        "Prefill batch(mixed #running-req: 12). #new-seq: 4, #new-token: 612, #cached-token: 35, cache hit rate: 31.51%, #queue-req: 4",
+        (
+            "Prefill batch(mixed #running-req: 12). #new-seq: 4, #new-token: 612, #cached-token: 35, cache hit rate:"
+            " 31.51%, #queue-req: 4"
+        ),
         "prefill",
         "",
         {"sequences": 4, "tokens": 612, "cached": 35, "running": 12, "queued": 4},
     ),
     (RETRACTION, "retraction", "", {"requests": 5, "gained": 8950, "ratio_before": 0.3002, "ratio_after": 0.5783}),
     (
-        "decode out of memory happened, #retracted_reqs: 1, #aborted_retracted_reqs: 2, #new_token_ratio: 0.9998 -> 1.0000",
+        (
+            "decode out of memory happened, #retracted_reqs: 1, #aborted_retracted_reqs: 2, #new_token_ratio: 0.9998 ->"
+            " 1.0000"
+        ),
         "retraction",
         "",
         {"requests": 1, "aborted": 2, "ratio_before": 0.9998, "ratio_after": 1.0},
@@ -95,7 +108,10 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
     ),
     ("Post-capture KV sizing: KV cache allocated. #tokens: 50", "pool", "", {"tokens": 50, "resized": 1}),
     (
-        "max_total_num_tokens=9, chunked_prefill_size=-1, max_prefill_tokens=8, max_running_requests=7, context_len=6, available_gpu_mem=5.5 GB",
+        (
+            "max_total_num_tokens=9, chunked_prefill_size=-1, max_prefill_tokens=8, max_running_requests=7,"
+            " context_len=6, available_gpu_mem=5.5 GB"
+        ),
         "limits",
         "gpu",
         {
@@ -156,8 +172,8 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
     ),
     (
         (
-            "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 11:39:53."
-            " last_heartbeat time: 11:39:50"
+            "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time:"
+            " 11:39:53. last_heartbeat time: 11:39:50"
         ),
         "health",
         "",
@@ -226,8 +242,8 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
     ),
     (
         (
-            "Request length is longer than the KV cache pool size or the max context length. Truncated. len(req.origin_input_ids)=900,"
-            " self.max_req_input_len=512."
+            "Request length is longer than the KV cache pool size or the max context length. Truncated."
+            " len(req.origin_input_ids)=900, self.max_req_input_len=512."
         ),
         "too_long",
         "",
@@ -241,9 +257,9 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
     ),
     (
         (
-            "[http_server] Error: Requested token count exceeds the model's maximum context length of 512 tokens. You requested a total of 900"
-            " tokens: 800 tokens from the input messages and 100 tokens for the completion. Please reduce the number of tokens to fit within the"
-            " limit."
+            "[http_server] Error: Requested token count exceeds the model's maximum context length of 512 tokens. You"
+            " requested a total of 900 tokens: 800 tokens from the input messages and 100 tokens for the completion."
+            " Please reduce the number of tokens to fit within the limit."
         ),
         "too_long",
         "",
@@ -251,8 +267,8 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
     ),
     (
         (
-            "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when the server is launched with"
-            " --grammar-backend none, self.rid='a'"
+            "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when the server is"
+            " launched with --grammar-backend none, self.rid='a'"
         ),
         "refused",
         "",
@@ -293,7 +309,10 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
     ("Could not fetch prefill dp_size for bootstrap_addr: 10.0.0.1:8998", "transfer", "", {}),
     ("Prefill instance failed to register to bootstrap server after 5 retries", "transfer", "prefill", {}),
     (
-        "[Staging] a chunk exceeds the staging ring; failing affected requests. Increase SGLANG_DISAGG_STAGING_POOL_SIZE_MB",
+        (
+            "[Staging] a chunk exceeds the staging ring; failing affected requests. Increase"
+            " SGLANG_DISAGG_STAGING_POOL_SIZE_MB"
+        ),
         "transfer",
         "",
         {},

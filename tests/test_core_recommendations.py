@@ -1,4 +1,7 @@
-"""What SGLang itself says about flags in the lines of its start: what it recommends, what it decided. Lines are those of 0.5.23."""
+"""What SGLang itself says about flags in the lines of its start: what it recommends, what it decided.
+
+Lines are those of 0.5.23.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,26 @@ from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import exit_status, judge_logs
 
-START = "[2026-09-20 09:00:01] server_args=ServerArgs(model_path='m', tp_size=1, context_length=262144, max_running_requests=None, mem_fraction_static=0.8)"
+START = (
+    "[2026-09-20 09:00:01] server_args=ServerArgs(model_path='m', tp_size=1, context_length=262144,"
+    " max_running_requests=None, mem_fraction_static=0.8)"
+)
 CACHE = "pool"  # SGLang's own word
 POOL = (
-    f"KV {CACHE} holds 101222 tokens, fewer than --context-length 262144. One full-length request cannot fit, so long requests will be refused or"
-    " truncated at serving time. Lower --context-length, raise --mem-fraction-static, or free memory taken before the pool is sized."
+    f"KV {CACHE} holds 101222 tokens, fewer than --context-length 262144. One full-length request cannot fit, so long"
+    " requests will be refused or truncated at serving time. Lower --context-length, raise --mem-fraction-static, or"
+    " free memory taken before the pool is sized."
 )
 CAPPED = (
-    "max_running_requests is capped to 9 by the mamba state cache (max_mamba_cache_size=47, 5 state slots per request). To raise it: increase"
-    " --mamba-full-memory-ratio or --max-mamba-cache-size, or halve the state size with --mamba-ssm-dtype bfloat16."
+    "max_running_requests is capped to 9 by the mamba state cache (max_mamba_cache_size=47, 5 state slots per request)."
+    " To raise it: increase --mamba-full-memory-ratio or --max-mamba-cache-size, or halve the state size with"
+    " --mamba-ssm-dtype bfloat16."
 )
 READY = "[2026-09-20 09:00:40] The server is fired up and ready to roll!"
-LIMITS = "[2026-09-20 09:00:33] max_total_num_tokens=101222, max_running_requests=9, context_len=262144, available_gpu_mem=6.31 GB"
+LIMITS = (
+    "[2026-09-20 09:00:33] max_total_num_tokens=101222, max_running_requests=9, context_len=262144,"
+    " available_gpu_mem=6.31 GB"
+)
 
 
 def at(second: int, message: str) -> str:
@@ -28,7 +39,10 @@ def at(second: int, message: str) -> str:
 
 
 def load(*, running: int = 9, queued: int = 20, seconds: int = 120) -> list[str]:
-    words = "Decode batch, #running-req: {}, #token: {}, token usage: {:.2f}, cuda graph: True, gen throughput (token/s): 300.00, #queue-req: {}, "
+    words = (
+        "Decode batch, #running-req: {}, #token: {}, token usage: {:.2f}, cuda graph: True, gen throughput (token/s):"
+        " 300.00, #queue-req: {}, "
+    )
     return [
         at(60 + second, words.format(running, 9000 + second, 0.3 + 0.001 * (second % 40), queued))
         for second in range(0, seconds, 2)

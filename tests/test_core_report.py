@@ -36,7 +36,8 @@ LOGS = sorted((HERE / "data" / "logs").glob("*.log"))
 SCHEMA = json.loads((Path(__file__).parent.parent / "docs" / "report.schema.json").read_text())
 BEGIN = 1_763_632_800.0  # 2025-11-20 10:00:00
 RAISE = Change(
-    arg="schedule_conservativeness", direction="raise", why="SGLang admits more requests than the KV cache can hold", not_if="it is above 1.43",
+    arg="schedule_conservativeness", direction="raise", why="SGLang admits more requests than the KV cache can hold",
+    not_if="it is above 1.43",
     cost="above 1.0 it admits fewer", flag="--schedule-conservativeness", now=0.3, to=1.3, gain="4 % more tokens",
 )  # fmt: skip
 
@@ -54,7 +55,8 @@ def finding(diagnosis: str = "retracting_too_often", severity: Severity = "warni
     given: dict[str, Any] = {
         "alert": "SGLangRetractingTooOften", "is_limit": True, "headline": "SGLang kept retracting running requests.",
         "sentence": "12 retractions a minute", "guide": "the guide", "confidence": "high",
-        "evidence": (Figure("retractions", 12.0, "per_minute", 1.0, "above"), Figure("mean running requests", 233.0, "count")),
+        "evidence": (Figure("retractions", 12.0, "per_minute", 1.0, "above"), Figure("mean running requests", 233.0,
+            "count")),
         "changes": (RAISE,), "since": BEGIN + 600, "until": BEGIN + 2100, "seconds": 1200.0,
     }  # fmt: skip
     return Finding(diagnosis=diagnosis, severity=severity, **(given | more))
@@ -66,7 +68,8 @@ def judged(*findings: Finding, **more: Any) -> Judgement:
     severity = findings[0].severity if findings else "none"
     sentence = findings[0].headline if findings else "Nothing limits this server as far as its log shows."
     start = Start(
-        BEGIN, "0.5.23", {"model_path": "m", "schedule_conservativeness": 0.3}, {"schedule_conservativeness": (1.0, 0.3)},
+        BEGIN, "0.5.23", {"model_path": "m", "schedule_conservativeness": 0.3},
+        {"schedule_conservativeness": (1.0, 0.3)},
         {"generated_tokens_per_second": 3106.7, "token_usage": 0.93, "share_cached": 0.51}, "",
         {"before_weights_gb": 78.71, "weights_gb": 16.46, "kv_pool_gb": 45.2, "left_gb": 7.0, "device": "gpu"},
     )  # fmt: skip
@@ -77,15 +80,19 @@ def judged(*findings: Finding, **more: Any) -> Judgement:
     series["retractions"] = tuple((at, float(at % 70 == 0)) for at in times)
     whole: dict[str, Any] = {
         "profile": "offline", "begin": BEGIN, "end": BEGIN + 3600, "serving_seconds": 3000.0, "idle_seconds": 500.0,
-        "verdict": verdict, "sentence": sentence, "severity": severity, "findings": findings, "checks": {"latency_queue": None},
+        "verdict": verdict, "sentence": sentence, "severity": severity, "findings": findings,
+        "checks": {"latency_queue": None},
         "mostly": ("no_limit_in_log", 0.6),
-        "alerts": (Alert("SGLangRetractingTooOften", "retracting_too_often", "warning", BEGIN + 700, None),) * bool(findings),
+        "alerts": (Alert("SGLangRetractingTooOften", "retracting_too_often", "warning", BEGIN + 700, None),
+            ) * bool(findings),
         "course": (Stretch("starting", BEGIN, BEGIN + 60), Stretch("serving", BEGIN + 60, BEGIN + 3600, "an hour")),
         "series": series, "starts": (start,),
         "counts": {"retraction_events": 34.0, "retracted_requests": 102.0, "out_of_memory.prefill": 1.0, "lines": 900},
-        "marked": {"retraction_events": 14.0}, "shares": {"queue": {"above_range": 0.62}, "cuda_graph": {"replayed": 1.0}},
+        "marked": {"retraction_events": 14.0},
+        "shares": {"queue": {"above_range": 0.62}, "cuda_graph": {"replayed": 1.0}},
         "last": {"running_requests": 229.0, "token_usage": 1.0, "cuda_graph": 1.0}, "sources": ("server.log",),
-        "command": ("python3 -m sglang.launch_server", "--model-path 'a model'", "--schedule-conservativeness 1.3", "--tp-size 2"),
+        "command": ("python3 -m sglang.launch_server", "--model-path 'a model'", "--schedule-conservativeness 1.3",
+            "--tp-size 2"),
         "command_changes": (("--schedule-conservativeness", "0.3", "1.3"),), "command_notes": ("Add --api-key again.",),
         "notes": ("34 retractions, 14 of them beside text that clients can write", "a note"),
     }  # fmt: skip

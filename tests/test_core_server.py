@@ -1,4 +1,6 @@
-"""What a scheduler does, and why requests wait, by lines of its log: graphs, DP attention, pipelines, hybrid caches, disaggregation, settings that changed."""
+"""What a scheduler does, and why requests wait, by lines of its log: graphs, DP attention, pipelines, hybrid caches,
+disaggregation, settings that changed.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,11 @@ def beside(other: str, running: int = 8) -> list[str]:
     lines = []
     for at in range(20, 320, 2):
         lines += [
-            prefill(at, 900, running=8, usage=0.3, ranks=rank(3))
-            if other == "prefill"
-            else decode(at, 200, usage=0.3, graph=False, ranks=rank(3)),
+            (
+                prefill(at, 900, running=8, usage=0.3, ranks=rank(3))
+                if other == "prefill"
+                else decode(at, 200, usage=0.3, graph=False, ranks=rank(3))
+            ),
             decode(at + 1, running, usage=0.3, graph=False, ranks=rank(0)),
         ]
     return lines
@@ -104,8 +108,8 @@ def test_without_its_start_a_constant_batch_beside_free_cache_is_at_a_limit(
 
 def hybrid(at: float, usage: float, other: str, queue: int, running: int = 237) -> str:
     return (
-        f"{stamp(at)}Decode batch, #running-req: {running}, #full token: {int(200_000 * usage)}, full token usage: {usage:.2f}, {other}, cuda graph: True,"
-        f" gen throughput (token/s): 4471.70, #queue-req: {queue}"
+        f"{stamp(at)}Decode batch, #running-req: {running}, #full token: {int(200_000 * usage)}, full token usage:"
+        f" {usage:.2f}, {other}, cuda graph: True, gen throughput (token/s): 4471.70, #queue-req: {queue}"
     )
 
 
@@ -114,7 +118,10 @@ def mamba(usage: float) -> str:
 
 
 def mamba_cache(states: int) -> str:
-    return f"{stamp(8)}Mamba Cache is allocated. max_mamba_cache_size: {states}, conv_state size: 0.40GB, ssm_state size: 21.00GB"
+    return (
+        f"{stamp(8)}Mamba Cache is allocated. max_mamba_cache_size: {states}, conv_state size: 0.40GB, ssm_state size:"
+        " 21.00GB"
+    )
 
 
 def swa(usage: float) -> str:
@@ -152,7 +159,8 @@ def pair(role: str, running: int = 20, sequences: int = 0, **queues: int) -> Jud
     ("answer", "verdict", "words"),
     [
         (pair("prefill", sequences=4, prealloc=0, inflight=4), "no_limit_in_log", ""),
-        (pair("prefill", sequences=4, prealloc=40, inflight=4), "pd_queue", "add decode servers"),  # ten seconds at four a second
+        # ten seconds at four a second
+        (pair("prefill", sequences=4, prealloc=40, inflight=4), "pd_queue", "add decode servers"),
         (pair("decode", prealloc=0, transfer=0), "no_limit_in_log", ""),
         (pair("decode", prealloc=0, transfer=5), "no_limit_in_log", ""),
         (pair("decode", running=7, prealloc=0, transfer=16), "pd_queue", "add prefill servers"),
@@ -175,7 +183,8 @@ def test_requests_that_wait_long_for_the_other_side_name_it(answer: Judgement, v
         ("decode", "graph_memory_short", 0.4, True),
     ],
 )
-def test_the_reserve_of_memory_is_judged_by_what_a_side_does(role: str, row: str, left: float, is_found: bool) -> None:  # noqa: FBT001 - a case
+# A case
+def test_the_reserve_of_memory_is_judged_by_what_a_side_does(role: str, row: str, left: float, is_found: bool) -> None:  # noqa: FBT001
     assert (row in found(judged([*start(left=left, disaggregation_mode=role), *load(20, 60)]))) is is_found
 
 

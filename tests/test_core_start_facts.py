@@ -1,4 +1,6 @@
-"""What a log says without any load: no room for a KV cache, costly settings, a host cache that fails, drafts that nobody accepts."""
+"""What a log says without any load: no room for a KV cache, costly settings, a host cache that fails, drafts that
+nobody accepts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ NO_LOAD = ("There is", "The load of")
 
 
 def profiled(tokens: int, ranks: str = "TP0") -> str:
-    return f"{stamp(2, ranks)}max_total_tokens=131072 is larger than the profiled value {tokens}. Use the profiled value instead."
+    return (
+        f"{stamp(2, ranks)}max_total_tokens=131072 is larger than the profiled value {tokens}. Use the profiled value"
+        " instead."
+    )
 
 
 def changes(answer: Judgement, row: str) -> list[tuple[str, object]]:
@@ -60,8 +65,10 @@ def test_a_start_that_slows_every_request_down_is_said_without_any_load(
 @pytest.mark.parametrize(
     ("line", "more", "advised"),
     [
-        ("write_back: KV subtree dropped without backup due to host memory pressure, root node 7", {"hicache_ratio": 2.0, "hicache_size": 0}, "hicache_ratio"),
-        ("write_back: KV subtree dropped without backup due to host memory pressure, root node 7", {"hicache_size": 100}, ""),
+        ("write_back: KV subtree dropped without backup due to host memory pressure, root node 7",
+            {"hicache_ratio": 2.0, "hicache_size": 0}, "hicache_ratio"),
+        ("write_back: KV subtree dropped without backup due to host memory pressure, root node 7",
+            {"hicache_size": 100}, ""),
         ("Write page to storage: 4 pages failed.", {"hicache_storage_backend": "mooncake"}, ""),
     ],
 )  # fmt: skip

@@ -78,11 +78,14 @@ def beside() -> Beside:
 
 
 EVENTS: st.SearchStrategy[dict[str, Any]] = st.one_of(
-    st.builds(dict, kind=st.just("decode"), running=st.integers(0, 300), queued=st.integers(0, 3000), usage=st.floats(0, 1)),
-    st.builds(dict, kind=st.just("prefill"), running=st.integers(0, 300), queued=st.integers(0, 3000), tokens=st.sampled_from([1, 100, 8192])),
+    st.builds(dict, kind=st.just("decode"), running=st.integers(0, 300), queued=st.integers(0, 3000),
+        usage=st.floats(0, 1)),
+    st.builds(dict, kind=st.just("prefill"), running=st.integers(0, 300), queued=st.integers(0, 3000),
+        tokens=st.sampled_from([1, 100, 8192])),
     st.just({"kind": "retraction", "requests": 3}),
     st.just({"kind": "start"}),
-    st.builds(dict, kind=st.just("page"), running=st.integers(0, 3), queued=st.integers(0, 3), progress=st.integers(0, 9) | st.none()),
+    st.builds(dict, kind=st.just("page"), running=st.integers(0, 3), queued=st.integers(0, 3),
+        progress=st.integers(0, 9) | st.none()),
 )  # fmt: skip
 STEPS = st.sampled_from([0.0, 0.0, 0.1, 5.0, 59.9, 60.0, 60.1, 3600.0, -0.5, -30.0, -100.0])
 

@@ -38,9 +38,11 @@ def suspected(view: View) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("load", "args", "row", "first"),
     [
-        (Load(more={"rejected_requests": 20.0}), {"max_queued_requests": 4}, "requests_rejected", ("--max-queued-requests", 16)),
+        (Load(more={"rejected_requests": 20.0}), {"max_queued_requests": 4}, "requests_rejected",
+            ("--max-queued-requests", 16)),
         (SLOW_STARTS, {"prefill_decode_interval": 16}, "admission_too_conservative", ("--prefill-decode-interval", 0)),
-        (FULL_OF_MANY, {"max_total_tokens": 400_000, "LIMIT": 4096.0}, "running_far_below_limit", ("--max-total-tokens", 800_000)),
+        (FULL_OF_MANY, {"max_total_tokens": 400_000, "LIMIT": 4096.0}, "running_far_below_limit",
+            ("--max-total-tokens", 800_000)),
     ],
 )  # fmt: skip
 def test_a_flag_that_figures_show_to_be_the_cause_is_the_first_advice(

@@ -1,4 +1,7 @@
-"""Requests that fail between the servers of a prefill/decode pair. Lines and counters of SGLang in, one count and its cause out."""
+"""Requests that fail between the servers of a prefill/decode pair.
+
+Lines and counters of SGLang in, one count and its cause out.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ ROW = "kv_transfer_failing"
 TIMED_OUT = "Request {room} timed out after 300.0s in KVPoll.WaitingForInput"
 ANOTHER = "Failed due to an unknown reason from another rank"
 SOME = (
-    "Some requests fail to receive KV Cache transfer done signal after bootstrapping. If a greater mean TTFT is acceptable, you can"
-    " 'export SGLANG_DISAGGREGATION_WAITING_TIMEOUT=600' (10 minutes) to relax the timeout condition. "
+    "Some requests fail to receive KV Cache transfer done signal after bootstrapping. If a greater mean TTFT is"
+    " acceptable, you can 'export SGLANG_DISAGGREGATION_WAITING_TIMEOUT=600' (10 minutes) to relax the timeout"
+    " condition. "
 )
 
 
@@ -32,7 +36,10 @@ def failed(
 ) -> str:
     request = "decode_req.req" if side.startswith("Decode") else "req"
     because = f" with exception KVTransferError(bootstrap_room={room}): {reason.format(room=room)}" if raised else ""
-    return f"{stamp(at, f'TP{rank}')}{side} failed for request rank={rank} {request}.rid='a{room}' {request}.bootstrap_room={room}{because}"
+    return (
+        f"{stamp(at, f'TP{rank}')}{side} failed for request rank={rank} {request}.rid='a{room}'"
+        f" {request}.bootstrap_room={room}{because}"
+    )
 
 
 def said(answer: Judgement) -> str:
@@ -54,7 +61,8 @@ def words(answer: Finding) -> str:
         ([failed(0, room) for room in (11, 12, 13)], 3),
         ([failed(0, 11), failed(400, 11, rank=1)], 1),  # however late the other rank is
         ([failed(0, raised=False)], 1),
-        ([failed(0, side="Prefill bootstrap"), failed(0, side="Prefill transfer", room=12), failed(0, side="Decode handshake", room=13)], 3),
+        ([failed(0, side="Prefill bootstrap"), failed(0, side="Prefill transfer", room=12), failed(0,
+            side="Decode handshake", room=13)], 3),
         ([stamp(0, f"TP{rank} EP{rank}") + SOME for rank in range(4)], 1),
         ([stamp(0, "TP0") + SOME, failed(0, 11), failed(0, 12)], 2),
         ([failed(0, 11), stamp(1, "TP0") + SOME], 1),
@@ -69,7 +77,8 @@ def test_a_failed_request_is_counted_once_whatever_the_ranks_print(lines: list[s
     "lines",
     [
         [failed(0, reason="Aborted by AbortReq.", side="Prefill bootstrap")],
-        [failed(0, room, reason="Aborted by decode-side abort notification.", side="Prefill transfer") for room in range(9)],
+        [failed(0, room, reason="Aborted by decode-side abort notification.",
+            side="Prefill transfer") for room in range(9)],
         [f"{stamp(0)}Failed to get prefill parallel info: 404, Not Found"],  # it asks again
         [f"{stamp(0)}Lost connection with prefill instance (bootstrap_addr: 10.0.0.1:8998), 0 transfers affected"],
         [f"{stamp(0)}Session 10.0.0.1:17000 failed."],
@@ -81,7 +90,10 @@ def test_a_client_that_gave_up_and_an_attempt_are_no_failed_request(lines: list[
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=300))
 def test_whatever_a_reason_and_a_request_id_hold_one_request_failed(text: str) -> None:
-    line = f"{stamp(0, 'TP0')}Decode transfer failed for request rank=0 decode_req.req.rid={text!r} decode_req.req.bootstrap_room=5 with exception {text}"
+    line = (
+        f"{stamp(0, 'TP0')}Decode transfer failed for request rank=0 decode_req.req.rid={text!r}"
+        f" decode_req.req.bootstrap_room=5 with exception {text}"
+    )
     answer = judged([line])
     assert ROW in found(answer) or "Aborted by" in text
 
@@ -94,14 +106,18 @@ def test_whatever_a_reason_and_a_request_id_hold_one_request_failed(text: str) -
     [
         (TIMED_OUT, "prefill server's log", "export SGLANG_DISAGGREGATION_WAITING_TIMEOUT=600 on the decode server"),
         (TIMED_OUT.replace("300.0", "600.0"), "prefill server's log", "longer waits will hardly help"),
-        ("Request {room} timed out after 300.1s in KVPoll.Bootstrapping", "decode server", "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT=600"),
+        ("Request {room} timed out after 300.1s in KVPoll.Bootstrapping", "decode server",
+            "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT=600"),
         ("Decode instance could be dead, remote mooncake session 10.0.0.1:1 is not alive", "decode server's log", ""),
-        ("Failed to get kvcache from prefill instance, it might be dead", "where it says why: Prefill transfer failed", ""),
+        ("Failed to get kvcache from prefill instance, it might be dead", "where it says why: Prefill transfer failed",
+            ""),
         ("Losing connection with prefill instance (bootstrap_addr: 10.0.0.1:8998)", "prefill server's log", ""),
         ("Lost connection with prefill instance (bootstrap_addr: 10.0.0.1:8998)", "prefill server's log", ""),
-        ("Could not fetch prefill parallel info from bootstrap_addr: 10.0.0.1:8998", "--disaggregation-bootstrap-port", ""),
+        ("Could not fetch prefill parallel info from bootstrap_addr: 10.0.0.1:8998", "--disaggregation-bootstrap-port",
+            ""),
         ("Failed to send kv chunk of 11 to 10.0.0.1:4000", "--disaggregation-ib-device", ""),
-        ("follow_bootstrap_room conflict: dispatched to dp_rank 1. Set SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1 to allow mixed routing.",
+        ("follow_bootstrap_room conflict: dispatched to dp_rank 1. Set"
+            " SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1 to allow mixed routing.",
          "SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1", ""),
         (ANOTHER, "other ranks", ""),
         ("something new", "other server's log", ""),

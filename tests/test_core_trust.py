@@ -16,7 +16,10 @@ LOGS = Path(__file__).parent / "data" / "logs"
 AT = b"[2025-11-20 11:40:13 TP0] "
 LATER = b"[2025-11-20 11:40:16 TP0] "
 TOOL = AT + b"Model attempted to call undefined function: x"
-DECODE = b"Decode batch, #running-req: 5, #token: 900, token usage: 0.90, cuda graph: True, gen throughput (token/s): 87.00, #queue-req: 7"
+DECODE = (
+    b"Decode batch, #running-req: 5, #token: 900, token usage: 0.90, cuda graph: True, gen throughput (token/s): 87.00,"
+    b" #queue-req: 7"
+)
 RETRACTION = b"KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_token_ratio: 0.1000 -> 0.9000"
 START = b"[2025-11-20 11:40:13] server_args={'tp_size': 1}"
 LIMITS = b"[2025-11-20 11:40:13] max_total_num_tokens=1, max_running_requests=1, context_len=1"
@@ -64,7 +67,8 @@ def test_behind_a_line_that_can_carry_text_of_others_a_line_counts_and_is_marked
         AT + b"INFO:     Application shutdown complete.",
         b"",
         AT
-        + b"Grammar-based generation (regex) is not supported when the server is launched with --grammar-backend none, self.rid='a'",
+        + b"Grammar-based generation (regex) is not supported when the server is launched with --grammar-backend none,"
+        b" self.rid='a'",
         AT + b"Prefill out of memory. Try to lower your batch size.",
     ],
 )
@@ -120,7 +124,8 @@ OTHERS = st.one_of(
     st.lists(
         st.sampled_from(
             [
-                b"user said: ", AT + RETRACTION, b"sglang-1 | ", b"[", b"] ", b"{", b'"', b"'", b"\r", b"\x1b[31m", b"INFO ", b"2025-11-20T11:40:13Z ",
+                b"user said: ", AT + RETRACTION, b"sglang-1 | ", b"[", b"] ", b"{", b'"', b"'", b"\r", b"\x1b[31m",
+                    b"INFO ", b"2025-11-20T11:40:13Z ",
                 b"server_args={", b"100%|##|", b"ValueError: ", FRAMES[0], FRAMES[1], TOOL,
             ]
         ),

@@ -358,7 +358,8 @@ def test_by_metrics_alone_a_queue_that_the_next_batch_takes_is_not_held_back() -
     beside.watch.take_facts(ServerInfo("0.5.23", ARGUMENTS))
     for step in range(20):
         beside.scrape(
-            4.0 * step, finished_requests=40.0 * step, running=12.0, queued=2.0, full_usage=0.3, admitted_requests=40.0 * step,
+            4.0 * step, finished_requests=40.0 * step, running=12.0, queued=2.0, full_usage=0.3,
+            admitted_requests=40.0 * step,
             prefill_passes=30.0 * step, eager_batches=90.0 * step, computed_tokens=60_000.0 * step,
         )  # fmt: skip
     assert "admission_too_conservative" not in {each.diagnosis for each in beside.judge(80).findings}
@@ -410,7 +411,9 @@ def test_a_request_that_one_page_has_before_it_is_open_has_not_failed() -> None:
     [([0.0, 0.0, 0.0], 16.0), ([8.0, 8.0, 0.0], 16.0), ([8.0, 8.0, 8.0], 8.0)],  # those that ran may be eight of them
 )
 def test_requests_that_finish_without_a_first_token_were_refused(running: list[float], refused: float) -> None:
-    """Each page 8 are refused and 2 answered; those that run at first finish later, and had their first token before."""
+    """Each page 8 are refused and 2 answered; those that run at first finish later, and
+    had their first token before.
+    """
     pages = [
         {
             "finished_requests": 10.0 * n + running[0] - runs,
@@ -426,7 +429,8 @@ def test_a_server_that_refuses_every_request_is_not_healthy() -> None:
     beside = Beside(reads=False)
     for step in range(20):
         beside.scrape(
-            4.0 * step, finished_requests=40.0 * step, started_requests=1.0, running=1.0 * (step % 2), queued=0.0, full_usage=0.0,
+            4.0 * step, finished_requests=40.0 * step, started_requests=1.0, running=1.0 * (step % 2), queued=0.0,
+            full_usage=0.0,
             prefill_passes=30.0 * step, computed_tokens=60_000.0 * step,
         )  # fmt: skip
     assert beside.judge(80).verdict == "requests_refused"

@@ -25,7 +25,10 @@ MESSAGES = [
     "max_total_num_tokens=1040384, max_running_requests=4096, context_len=131072",
     "The server is fired up and ready to roll!",
     DECODE,
-    "Prefill batch, #new-seq: 4, #new-token: 6120, #cached-token: 3584, token usage: 0.89, #running-req: 237, #queue-req: 4",
+    (
+        "Prefill batch, #new-seq: 4, #new-token: 6120, #cached-token: 3584, token usage: 0.89, #running-req: 237,"
+        " #queue-req: 4"
+    ),
     RETRACTION,
     'INFO:     127.0.0.1:40000 - "POST /generate HTTP/1.1" 503 Service Unavailable',
     "a line of no meaning",
@@ -70,9 +73,9 @@ def shown(found: list[Event]) -> list[Shown]:
             event.kind,
             event.time,
             tuple(event.rank),
-            tuple(sorted(event.figures.items()))
-            if event.kind != "words"
-            else (),  # its line is not the same in all forms
+            (
+                tuple(sorted(event.figures.items())) if event.kind != "words" else ()
+            ),  # its line is not the same in all forms
             f"{event.word} {event.text[:60]} {event.arguments} {event.sizes}",
         )
         for event in found
@@ -103,7 +106,8 @@ def test_every_record_of_a_document_is_read(size: int) -> None:
     assert shown(events(documents)) == BARE
 
 
-# These print text behind each line, or differ between lines that match a search and others: no shipper that cuts lines does.
+# These print text behind each line, or differ between lines that match a search and others: no shipper that cuts lines
+# does.
 WHOLE_LINES = {
     "grep -C",
     "rg -C",

@@ -1,4 +1,6 @@
-"""What one client does changes nothing for others: guesses, pages, scrapes and connections wait apart, in bounded numbers."""
+"""What one client does changes nothing for others: guesses, pages, scrapes and connections wait apart, in bounded
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.goes_on, self.checked = threading.Event(), 0
         self._real = Passwords.verify
-        monkeypatch.setattr(Passwords, "verify", lambda *given: self._verify(*given))  # noqa: PLW0108 - a function takes its instance
+        # A function takes its instance
+        monkeypatch.setattr(Passwords, "verify", lambda *given: self._verify(*given))  # noqa: PLW0108
 
     def _verify(self, *given: object) -> bool:
         self.checked += 1

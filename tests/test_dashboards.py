@@ -17,7 +17,8 @@ _ALL = [json.loads(text) for text in boards.files().values()]
 BOARDS: dict[str, dict[str, Any]] = {board["uid"].removeprefix("sglang-tuning-"): board for board in _ALL}
 FLEET, SERVER = BOARDS["fleet"], BOARDS["server"]
 EVERYTHING = {
-    "cluster": ".*", "job": ".+", "instance": ".+", "server": "", "step": "30s", "__range": "1h", "__rate_interval": "2m",
+    "cluster": ".*", "job": ".+", "instance": ".+", "server": "", "step": "30s", "__range": "1h",
+    "__rate_interval": "2m",
 }  # fmt: skip
 
 
@@ -127,7 +128,9 @@ def test_every_verdict_has_words_on_the_strip_and_in_the_tables() -> None:
 
 
 def test_no_query_judges_what_the_exporter_decides() -> None:
-    """A figure is compared with 0, with 1 of a switch, or with Inf; a limit is drawn, and a condition is not compared with it."""
+    """A figure is compared with 0, with 1 of a switch, or with Inf; a limit is drawn, and a condition is not compared
+    with it.
+    """
     for board in BOARDS.values():
         for expr in board_expressions(board):
             compared = re.findall(r"(?<![=!<>])(?:[<>]=?|==) (?:bool )?([\w.(]+)", expr)

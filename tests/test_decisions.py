@@ -48,7 +48,8 @@ def constants() -> dict[tuple[str, str], Any]:
                 continue
             for target, value in pairs:
                 both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
-                each = zip(target.elts, value.elts, strict=True) if both else [(target, value)]  # type: ignore[attr-defined] # both are tuples
+                # Both are tuples
+                each = zip(target.elts, value.elts, strict=True) if both else [(target, value)]  # type: ignore[attr-defined]
                 for name, number in each:
                     if isinstance(name, ast.Name) and NAME.fullmatch(name.id) and evaluated(number) is not None:
                         found[module, name.id] = evaluated(number)
@@ -57,7 +58,10 @@ def constants() -> dict[tuple[str, str], Any]:
 
 @cache
 def rows() -> list[tuple[str, tuple[str, ...], str]]:
-    """Give the rows below "Constants": room, names and the cell of the values. A heading names the rooms of its table."""
+    """Give the rows below "Constants": room, names and the cell of the values.
+
+    A heading names the rooms of its table.
+    """
     found, rooms = [], list[str]()
     for line in DOCUMENT.partition("\n## Constants\n")[2].splitlines():
         if line.startswith("### "):
@@ -83,7 +87,8 @@ def is_technical(module: str, name: str) -> bool:
 def renderings(value: Any) -> set[str]:
     """Give the ways in which a value may be written."""
     if isinstance(value, tuple):
-        return {".".join(map(str, value)), "/".join(f"{each:g}" for each in value), "-".join(f"{each:g}" for each in value),
+        return {".".join(map(str, value)), "/".join(f"{each:g}" for each in value),
+            "-".join(f"{each:g}" for each in value),
                 ", ".join(f"{each:g}" for each in value)}  # fmt: skip
     forms = {f"{value:g}", f"{value:,}", str(value)}
     for power, unit in ((10, "KiB"), (20, "MiB"), (30, "GiB")):

@@ -18,8 +18,8 @@ from sglang_tuning_exporter.mixin.boards import looks
 PACKAGE = Path(sglang_tuning_exporter.__file__).parent
 FAMILIES = sorted(path.stem for path in (PACKAGE / "core" / "diagnoses").glob("[a-z]*.py"))
 IDS = {diagnosis.id for diagnosis in (*ALL, *EXPORTER)}
-# Words of other vocabularies that a diagnosis has as its id, too: states of a signal, reasons why a scrape failed, troubles of a source,
-# verdicts without a diagnosis.
+# Words of other vocabularies that a diagnosis has as its id, too: states of a signal, reasons why a scrape failed,
+# troubles of a source, verdicts without a diagnosis.
 STATES = {state for states in sums.STATES.values() for state in states}
 ALSO = STATES | set(get_args(scrape.Reason)) | set(judge.SENTENCES)
 TROUBLES = {diagnosis.trouble for diagnosis in ALL if diagnosis.trouble}

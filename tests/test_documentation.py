@@ -1,4 +1,6 @@
-"""README and reference have what they must have, every page is linked, and every link of the repository leads somewhere."""
+"""README and reference have what they must have, every page is linked, and every link of the repository leads
+somewhere.
+"""
 
 from __future__ import annotations
 

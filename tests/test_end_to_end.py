@@ -1,6 +1,7 @@
 """From a recorded server to the words that reach a person: the real exporter, Prometheus, Alertmanager and a webhook.
 
-The recordings are played ten times as fast or more, and every duration of the rules and alert clocks is divided by the same figure.
+The recordings are played ten times as fast or more, and every duration of the rules and alert clocks is divided by the
+same figure.
 """
 
 from __future__ import annotations
@@ -99,12 +100,13 @@ def test_retractions_reach_a_person_as_advice_to_raise_the_flag(tmp_path: Path) 
         [alert] = [each for each in run.notified() if not each["labels"]["alertname"].endswith("BurningFast")]
         assert alert["labels"]["alertname"] == "SGLangRetractingTooOften"
         assert alert["labels"]["instance"] == run.stack.exporter_url.removeprefix("http://")
-        # The first retractions are of answers that use all of their max_new_tokens: against these a larger KV cache helps.
+        # The first retractions are of answers that use all of their max_new_tokens: against these a larger KV cache
+        # helps.
         advice = ("--schedule-conservativeness 0.1 → 1.3: ", "--max-total-tokens 2048 → 4096: ")
         assert alert["annotations"]["advice"].startswith(advice)
         assert f"Change {alert['annotations']['advice']}" in run.texts()
-        # A retraction leaves the KV cache half empty: requests wait beside free tokens much of the time, and still no advice is to
-        # lower the flag.
+        # A retraction leaves the KV cache half empty: requests wait beside free tokens much of the time, and still no
+        # advice is to lower the flag.
         spent = 'sum(sglang_tuning_state_seconds_total{signal="token_usage", state%s})'
         room, serving = spent % '="below_target"', spent % '!~"idle|unknown"'
         assert float(run.stack.query(f"{room} / {serving}")[0]["value"][1]) > 0.3

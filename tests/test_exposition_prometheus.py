@@ -1,4 +1,5 @@
-"""Nothing on SGLang's page makes Prometheus refuse the exporter's: checked with a real Prometheus, promtool and prometheus_client.
+"""Nothing on SGLang's page makes Prometheus refuse the exporter's: checked with a real Prometheus, promtool and
+prometheus_client.
 
 If Prometheus refuses one line, it drops the whole page, and every rule is without data.
 """
@@ -31,14 +32,19 @@ from sglang_tuning_exporter.sglang.server_info import parse_server_info
 
 pytestmark = pytest.mark.skipif(program("prometheus") is None or not PRESENT, reason="needs prometheus and promtool")
 NUMBERS = (
-    "1e400", "-1e999", "9" * 4000, "0." + "0" * 900 + "1", "+NaN", "-nan", "nan", "NAN", "infinity", "-Infinity", "+inf", "INF", "1.", ".5", "0x10", "1_0",
-    "1e-400", "+1", "-0", "1e5 1e3", "1 1763638815000", "1 " + "9" * 30, "1.2.3", "", '1 # {a="b"} 1', "1\r", "\t1", "1\x00", "٣", "0b1", "1e",
+    "1e400", "-1e999", "9" * 4000, "0." + "0" * 900 + "1", "+NaN", "-nan", "nan", "NAN", "infinity", "-Infinity",
+    "+inf", "INF", "1.", ".5", "0x10", "1_0",
+    "1e-400", "+1", "-0", "1e5 1e3", "1 1763638815000", "1 " + "9" * 30, "1.2.3", "", '1 # {a="b"} 1', "1\r", "\t1",
+    "1\x00", "٣", "0b1", "1e",
     "1f", "1p3", "e5", "+",
 )  # fmt: skip
 LABELS = (
-    '__name__="y"', '__a="y"', '__address__="y"', 'job="a"', 'a=""', 'le="foo"', 'le="1e400"', 'le="+Inf"', 'le="1.0"', 'le="NaN"', 'le=""', 'quantile="foo"',
-    'quantile="2"', 'a="b",a="c"', 'b="1",a="2"', "", ",", 'a="b",', '"a.b"="c"', 'é="1"', 'a="é"', 'a="\x01\x1b"', 'a="\u2028\u202e"', 'a="\ufffe"',
-    'a="\r"', 'a="\\t"', 'a="\\n\\\\\\""', 'a="}"', 'a="\x00"', 'a = "b"', "a=b", 'a="b" c="d"', 'a="' + "z" * 600 + '"', ':="1"', '0="1"', 'instance="x"',
+    '__name__="y"', '__a="y"', '__address__="y"', 'job="a"', 'a=""', 'le="foo"', 'le="1e400"', 'le="+Inf"', 'le="1.0"',
+    'le="NaN"', 'le=""', 'quantile="foo"',
+    'quantile="2"', 'a="b",a="c"', 'b="1",a="2"', "", ",", 'a="b",', '"a.b"="c"', 'é="1"', 'a="é"', 'a="\x01\x1b"',
+    'a="\u2028\u202e"', 'a="\ufffe"',
+    'a="\r"', 'a="\\t"', 'a="\\n\\\\\\""', 'a="}"', 'a="\x00"', 'a = "b"', "a=b", 'a="b" c="d"',
+    'a="' + "z" * 600 + '"', ':="1"', '0="1"', 'instance="x"',
 )  # fmt: skip
 TEXTS = (
     "m",
@@ -61,10 +67,13 @@ LINES = (
     *(f"sglang:x {number}" for number in NUMBERS),
     *(f"sglang:x{{{label}}} 1" for label in LABELS),
     *(f"# TYPE sglang:h {kind}\nsglang:h{{{label}}} 1" for kind in ("histogram", "summary") for label in LABELS),
-    *(f"# TYPE sglang:h {kind}\nsglang:h_bucket 1" for kind in ("gaugehistogram", "banana", "", "gauge extra", "GAUGE", "info", "counter")),
+    *(f"# TYPE sglang:h {kind}\nsglang:h_bucket 1" for kind in ("gaugehistogram", "banana", "", "gauge extra", "GAUGE",
+        "info", "counter")),
     *(f"# HELP sglang:x {text}\nsglang:x 1" for text in TEXTS),
-    '{"sglang:x"} 1', '{"sglang:x",a="b"} 1', "sglang:é 1", "sglang: 1", "sglang:x:y 1", "#sglang", "# TYPE", "# HELP", "# EOF", "# UNIT sglang:x s",
-    "sglang:x", "sglang:x{", 'sglang:x{a="', "sglang:x 1 2 3", "\t", "\r", "\x0b", "sglang:" + "x" * 900 + " 1", "sglang_tuning_up 3", "process_x 1",
+    '{"sglang:x"} 1', '{"sglang:x",a="b"} 1', "sglang:é 1", "sglang: 1", "sglang:x:y 1", "#sglang", "# TYPE", "# HELP",
+    "# EOF", "# UNIT sglang:x s",
+    "sglang:x", "sglang:x{", 'sglang:x{a="', "sglang:x 1 2 3", "\t", "\r", "\x0b", "sglang:" + "x" * 900 + " 1",
+        "sglang_tuning_up 3", "process_x 1",
 )  # fmt: skip
 # What was found once: each of them had Prometheus or promtool refuse the whole page.
 FOUND = (
@@ -106,7 +115,9 @@ def exported(text: str, name: str = "m") -> bytes:
 
 
 def refused(pages: Sequence[bytes], folder: Path) -> set[int]:
-    """Scrape each page with a real Prometheus, and read it with promtool, which has another parser; give those that one refuses."""
+    """Scrape each page with a real Prometheus, and read it with promtool, which has another parser; give those that one
+    refuses.
+    """
     url, found = f"http://{LOOPBACK}:{free_port()}", dict[int, str]()
 
     def all_scraped() -> bool:

@@ -1,4 +1,6 @@
-"""One page of `/metrics` as figures of every scheduler, and as histograms. How the pages were made: data/metrics/README.md.
+"""One page of `/metrics` as figures of every scheduler, and as histograms.
+
+How the pages were made: data/metrics/README.md.
 
 The figures expected of a page are those that the same server printed in its log at the same moment: 0.3.6 adds up its
 DP ranks, and 0.4.6 shows the one that wrote last (of 2594 and 2601 queued).
@@ -147,7 +149,8 @@ def test_the_table_describes_every_fact_and_every_row_names_a_family_that_exists
 
 # Lines of real servers on a CPU after a while of load; all other families are cut.
 REQUESTS = {
-    "0.5.23": """\
+    "0.5.23": (
+        """\
 sglang:num_running_reqs{engine_type="unified",model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 2.0
 sglang:time_to_first_token_seconds_count{engine_type="unified",is_streaming="false",model_name="tiny"} 105.0
 sglang:time_to_first_token_seconds_count{engine_type="unified",is_streaming="true",model_name="tiny"} 170.0
@@ -156,13 +159,16 @@ sglang:e2e_request_latency_seconds_count{engine_type="unified",is_streaming="tru
 sglang:queue_time_seconds_count{engine_type="unified",model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 280.0
 sglang:prompt_tokens_total{engine_type="unified",is_streaming="false",model_name="tiny"} 11002.0
 sglang:prompt_tokens_total{engine_type="unified",is_streaming="true",model_name="tiny"} 17341.0
-""",
-    "0.4.9.post6": """\
+"""
+    ),
+    "0.4.9.post6": (
+        """\
 sglang:num_running_reqs{engine_type="unified",model_name="tiny",pp_rank="0",tp_rank="0"} 2.0
 sglang:prompt_tokens_total{model_name="tiny"} 27420.0
 sglang:time_to_first_token_seconds_count{model_name="tiny"} 170.0
 sglang:e2e_request_latency_seconds_count{model_name="tiny"} 169.0
-""",
+"""
+    ),
 }
 
 
@@ -198,7 +204,11 @@ def test_only_endpoints_that_generate_are_counted() -> None:
 @pytest.mark.parametrize(
     ("page", "cached"),
     [
-        ('sglang:cached_tokens_total{cache_source="device"} 30.0\nsglang:cached_tokens_total{cache_source="host"} 5.0\n', 35.0),
+        (
+            'sglang:cached_tokens_total{cache_source="device"} 30.0\n'
+            'sglang:cached_tokens_total{cache_source="host"} 5.0\n',
+            35.0,
+        ),
         ('sglang:cached_tokens_total{model_name="m"} 30.0\n', 30.0),
         ("", 0.0),
     ],

@@ -17,7 +17,9 @@ NAMED = re.compile(r"`([\w/]+)\.py`((?:,? `\w+`)+)")
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """Every constant that a row of the tables below "Bounds" names: the row's bound, the constant's module and its name."""
+    """Every constant that a row of the tables below "Bounds" names: the row's bound, the constant's module and its
+    name.
+    """
     cells = [line.split(" | ") for line in TEXT.split("## Bounds")[1].splitlines() if line.startswith("| ")]
     return [
         (row[0].removeprefix("| "), row[1], module, name)

@@ -1,4 +1,7 @@
-"""Faults of a log that is followed, such as rotation, deletion or a full disk. Every event is counted, and none twice."""
+"""Faults of a log that is followed, such as rotation, deletion or a full disk.
+
+Every event is counted, and none twice.
+"""
 
 from __future__ import annotations
 

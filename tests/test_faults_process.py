@@ -1,4 +1,7 @@
-"""Faults of the exporter's own process: killed, without file descriptors, disk or terminal, its clock changed. During, and after."""
+"""Faults of the exporter's own process: killed, without file descriptors, disk or terminal, its clock changed.
+
+During, and after.
+"""
 
 from __future__ import annotations
 
@@ -273,8 +276,8 @@ def test_a_state_file_that_may_not_be_written_is_reported_and_serving_goes_on(se
     closed.mkdir(mode=0o500)
     with following(*of(server), *with_state(closed / "state.json"), before=AS_ANY_OWNER) as exporter:
         assert (
-            "cannot be used: Permission denied; let this user read and write it and its directory; continuing without it"
-            in "".join(exporter.said)
+            "cannot be used: Permission denied; let this user read and write it and its directory; continuing"
+            " without it" in "".join(exporter.said)
         )
         assert exporter.page().value(STATE_FILE_UP) == 0
         server.write(2)
@@ -286,7 +289,8 @@ def test_a_state_file_that_may_not_be_written_is_reported_and_serving_goes_on(se
     ("streams", "unbuffered"),
     [("<&- >&- 2>&-", ""), ("2>&-", "1"), ("</dev/null >/dev/full 2>/dev/full", ""), ("2>/dev/full", "1"),
      ("2> >(exec <&-; sleep 0.1)", ""), ("2> >(exec <&-; sleep 0.1)", "1")],
-    ids=["closed", "closed for errors", "a full disk", "a full disk for errors", "a broken pipe", "a broken pipe at once"],
+    ids=["closed", "closed for errors", "a full disk", "a full disk for errors", "a broken pipe",
+        "a broken pipe at once"],
 )  # fmt: skip
 def test_whatever_its_standard_streams_are_it_serves_and_ends_with_status_zero(
     server: Server, state: Path, streams: str, unbuffered: str

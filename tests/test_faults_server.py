@@ -113,7 +113,9 @@ def watched(fake: FakeSGLang) -> Iterator[Watched]:
 
 @pytest.fixture(autouse=True)
 def well(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Before and after each row the exporter counts what the server counts, once, and its memory and output stay small."""
+    """Before and after each row the exporter counts what the server counts, once, and its
+    memory and output stay small.
+    """
     if "watched" not in request.fixturenames:
         yield
         return
@@ -292,7 +294,8 @@ def test_a_name_that_does_not_resolve_is_unreachable(fake: FakeSGLang) -> None:
         page = exporter.page(within="3")
         assert time.monotonic() - begin < 3 + grace()
         assert page.value("sglang_tuning_up") == 0
-        # A server that was never up may be starting: its name may appear with its container. The reason is reported anyway.
+        # A server that was never up may be starting: its name may appear with its container. The reason is reported
+        # anyway.
         assert page.error in {"not_ready", "timeout"}
         assert found(exporter) <= {"server_down"}
         assert "no-such-host.invalid" in exporter.get("/").text

@@ -1,4 +1,6 @@
-"""A file that a setting names is read within limits of kind, size and time; one that does not answer is asked again when it has."""
+"""A file that a setting names is read within limits of kind, size and time; one that does not answer is asked again
+when it has.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A short fuzzing run for every reader of outside input; `python -m fuzz` does the same for any length of time.
 
-Each target's check in `fuzz/targets.py` states what must hold. An input that once failed lies in `data/fuzz/<target>/` and is tried again here.
+Each target's check in `fuzz/targets.py` states what must hold. An input that once failed lies in `data/fuzz/<target>/`
+and is tried again here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A real Prometheus and a real Alertmanager, killed in the middle of an alert, sixty times as fast: who is called, and how often.
+"""A real Prometheus and a real Alertmanager, killed in the middle of an alert, sixty times as fast: who is called, and
+how often.
 
 A small page stands in for the exporter, because only what rules and Alertmanager make of its word is asked here.
 """
@@ -35,7 +36,8 @@ class Exporter:
 
     def answer(self, *_: object) -> Answer:
         down = f'{{diagnosis="server_down"}} {self.is_down:d}\n'
-        text = f'sglang_tuning_condition{down}sglang_tuning_alert{down}sglang_tuning_condition_limit{{diagnosis="server_down"}} 0\n'
+        limit = 'sglang_tuning_condition_limit{diagnosis="server_down"} 0'
+        text = f"sglang_tuning_condition{down}sglang_tuning_alert{down}{limit}\n"
         return 200, "text/plain; version=0.0.4", f'sglang_tuning_build_info{{version="1"}} 1\n{text}'.encode()
 
 
@@ -75,7 +77,8 @@ class Chain:
         own = {
             "prometheus": ["--config.file=prometheus.yml", "--storage.tsdb.path=tsdb", "--log.level=warn"],
             # Snapshots as often as in fifteen minutes by default.
-            "alertmanager": ["--config.file=alerts/alertmanager.yml", "--storage.path=nflog", "--cluster.listen-address=", "--data.maintenance-interval=1s"],
+            "alertmanager": ["--config.file=alerts/alertmanager.yml", "--storage.path=nflog",
+                "--cluster.listen-address=", "--data.maintenance-interval=1s"],
         }[name]  # fmt: skip
         flags = [part if "=" not in part else self._absolute(part) for part in own]
         address = f"{LOOPBACK}:{self._ports[name]}"

@@ -48,7 +48,9 @@ class Place:
             file.writelines(AT.format(ranks=ranks) + message + "\n" for message in messages)
 
     def write_past(self, message: str, ago: float, times: int = 1, *, step: float = 0.0) -> None:
-        """Write `times` lines as a server did `ago` seconds ago and every `step` seconds after, which prints the time of another zone."""
+        """Write `times` lines as a server did `ago` seconds ago and every `step` seconds after, which prints the time
+        of another zone.
+        """
         moments = [time.time() - ago + number * step for number in range(times)]
         printed = [time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(each + 5.5 * 3600)) for each in moments]
         with self.log.open("a") as file:

@@ -212,7 +212,8 @@ def test_only_measured_diagnoses_with_an_alert_have_a_condition_and_its_limit(
 ) -> None:
     sidecar = watched_retractions(tmp_path)
     named = {
-        name: {exposition.labels(text[1:-1])["diagnosis"] for family in collect(sidecar) for text, _ in family.samples if family.name == name}
+        name: {exposition.labels(text[1:-1])["diagnosis"] for family in collect(sidecar) for text,
+            _ in family.samples if family.name == name}
         for name in ("sglang_tuning_condition", "sglang_tuning_condition_limit")
     }  # fmt: skip
     assert named["sglang_tuning_condition"] == named["sglang_tuning_condition_limit"]

@@ -1,4 +1,6 @@
-"""Rules over SGLang's own series, for servers without the exporter: each alert among what it must call and what it must not."""
+"""Rules over SGLang's own series, for servers without the exporter: each alert among what it must call and what it must
+not.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ SPELLINGS = ("sglang:", "sglang_")
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, str]]]:
-    """What each story makes fire, with its labels and words: every story in each spelling is one server, and all are played at once."""
+    """What each story makes fire, with its labels and words: every story in each spelling is one server, and all are
+    played at once.
+    """
     stories = {story: series for stories in FIRES.values() for story, series in stories.items()} | SILENT
     played = {f"{spelling} {story}": series for spelling in SPELLINGS for story, series in stories.items()}
     places = {f"gpu{number}:30000": name for number, name in enumerate(played)}

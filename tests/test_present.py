@@ -103,8 +103,8 @@ def test_a_series_that_left_the_page_is_gone_and_the_others_stay(
 
 def batch(dp: int, queue: int) -> bytes:
     return (
-        f"[2025-11-20 12:00:10 DP{dp} TP0] Decode batch, #running-req: 3, #token: 90, token usage: 0.50, cuda graph: True, "
-        f"gen throughput (token/s): 44.70, #queue-req: {queue}"
+        f"[2025-11-20 12:00:10 DP{dp} TP0] Decode batch, #running-req: 3, #token: 90, token usage: 0.50, cuda graph:"
+        f" True, gen throughput (token/s): 44.70, #queue-req: {queue}"
     ).encode()
 
 

@@ -29,7 +29,9 @@ def new_lines(follower: LogFollower) -> list[bytes]:
 
 
 def scenario(log: Path) -> Iterator[bytes]:
-    """Yield the lines that are read of a log that is written, renamed, copied and truncated, emptied, and gone on with."""
+    """Yield the lines that are read of a log that is written, renamed, copied and
+    truncated, emptied, and gone on with.
+    """
     append(log, b"".join(LINES[:2]))
     follower = LogFollower([str(log)], from_start=True)
     yield from new_lines(follower)

@@ -1,4 +1,5 @@
-"""The receivers of deploy/alertmanager.example.yml: what a real Alertmanager sends to Slack, PagerDuty, a mailbox and a webhook.
+"""The receivers of deploy/alertmanager.example.yml: what a real Alertmanager sends to Slack, PagerDuty, a mailbox and a
+webhook.
 
 Only the addresses differ from the example, and the waiting times.
 """

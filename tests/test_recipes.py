@@ -1,4 +1,6 @@
-"""The recipes of CONTRIBUTING.md, each followed on a copy of the tree: the files that it names are all that must be edited by hand."""
+"""The recipes of CONTRIBUTING.md, each followed on a copy of the tree: the files that it names are all that must be
+edited by hand.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,10 @@ class Tree:
         self.write(name, before + new + after)
 
     def run(self, *words: str) -> str:
-        """Run Python there, with its package; gives what it printed. Fails with that where it ends with another status than 0."""
+        """Run Python there, with its package; gives what it printed.
+
+        Fails with that where it ends with another status than 0.
+        """
         env = {**os.environ, "PYTHONPATH": f"{self.folder / 'exporter'}{os.pathsep}{self.folder}"}
         done = subprocess.run(
             [sys.executable, *words], cwd=self.folder, env=env, capture_output=True, text=True, check=False
@@ -168,7 +173,8 @@ COLOURS = (
 )
 ANSWER = """judgement = judged({log})
 own, queue = judgement.own, next(each for each in judgement.findings if each.diagnosis == "queue_too_long")
-print(judgement.verdict, *(word for change in own.changes for word in (change.flag, change.now, change.to)), queue.because[0])
+words = (word for change in own.changes for word in (change.flag, change.now, change.to))
+print(judgement.verdict, *words, queue.because[0])
 """
 
 

@@ -48,9 +48,9 @@ SECRETS = {
     "tenant": "tenant-of-ours",
     "request": "Minka the cat",
     "folder": "/home/jo",
-    "machine": socket.gethostname()
-    if len(socket.gethostname()) > 3
-    else "a-longer-name.internal",  # else it is in every word
+    "machine": (
+        socket.gethostname() if len(socket.gethostname()) > 3 else "a-longer-name.internal"
+    ),  # else it is in every word
 }
 
 
@@ -63,8 +63,9 @@ def log_text() -> bytes:
     return b"".join(
         (
             printed(
-                f"] server_args={{'model_path': '{s['model']}', 'served_model_name': '{s['served']}', 'api_key': '{s['key']}',"
-                f" 'host': '{s['host']}', 'schedule_conservativeness': 0.3, 'dist_init_addr': '{s['address']}:5000'}}"
+                f"] server_args={{'model_path': '{s['model']}', 'served_model_name': '{s['served']}', 'api_key':"
+                f" '{s['key']}', 'host': '{s['host']}', 'schedule_conservativeness': 0.3, 'dist_init_addr':"
+                f" '{s['address']}:5000'}}"
             ),
             printed(" TP0] max_total_num_tokens=1040384, max_running_requests=4096, available_gpu_mem=9.87 GB"),
             printed("] The server is fired up and ready to roll!"),

@@ -1,4 +1,6 @@
-"""What is released: archives that reproduce, a wheel that needs no checkout, one version, and workflows that say what they do."""
+"""What is released: archives that reproduce, a wheel that needs no checkout, one version, and workflows that say what
+they do.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,9 @@ def test_an_archive_that_leaves_its_folder_is_refused(members: tuple[tuple[str, 
 
 
 def test_no_code_asks_for_an_argument_that_the_oldest_python_lacks() -> None:
-    """`extractall` got its filter in 3.10.12 and 3.11.4; without it later Pythons warn, so both are asked of `unpack`."""
+    """`extractall` got its filter in 3.10.12 and 3.11.4; without it later Pythons warn, so
+    both are asked of `unpack`.
+    """
     code = [
         path
         for name in ("exporter", "tests", "truth", "release", "closed_loop", "bench", "fuzz")

@@ -1,4 +1,5 @@
-"""Input that is not a log ends with one line, in bounded time and memory: compression bombs, sparse files, devices, endless streams.
+"""Input that is not a log ends with one line, in bounded time and memory: compression bombs, sparse files, devices,
+endless streams.
 
 The tests lower the bounds, so that they write little.
 """

@@ -1,4 +1,5 @@
-"""A report does not depend on how a log is cut into files, on ranks that repeat its lines, or on the clock that it was printed by.
+"""A report does not depend on how a log is cut into files, on ranks that repeat its lines, or on the clock that it was
+printed by.
 
 The recordings are real logs (tests/recordings).
 """

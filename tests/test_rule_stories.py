@@ -80,13 +80,15 @@ GONE_SILENT: dict[str, list[Exporter]] = {
         Exporter(calm, gone=BEGIN, labels={"pod": "a", "node": "x"}),
         Exporter(calm, born=BEGIN + 120, labels={"pod": "b", "node": "y"}),
     ],
-    "one of two servers removed": [Exporter(calm, gone=BEGIN, labels={"pod": "a"}), Exporter(calm, labels={"pod": "b"})],
+    "one of two servers removed": [Exporter(calm, gone=BEGIN, labels={"pod": "a"}),
+        Exporter(calm, labels={"pod": "b"})],
     "dead, and still a target": [Exporter(calm, away=((BEGIN, END),))],
 }  # fmt: skip
 OTHERS: dict[str, list[Exporter]] = {
     "removed while it fires": [Exporter(lambda at: 0.8 if at >= BEGIN else 0.3, gone=OVER)],
     "two clusters with one address": [Exporter(labels=A), Exporter(calm, labels=B)],
-    "two clusters with one address, one dead": [Exporter(calm, away=((BEGIN, OVER),), labels=A), Exporter(calm, labels=B)],
+    "two clusters with one address, one dead": [Exporter(calm, away=((BEGIN, OVER),), labels=A),
+        Exporter(calm, labels=B)],
     "gone in one of two clusters": [Exporter(calm, gone=BEGIN, labels=A), Exporter(calm, labels=B)],
     "scraped every five minutes": [Exporter(calm, 300)],
 }  # fmt: skip

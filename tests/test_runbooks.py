@@ -84,7 +84,7 @@ ServerArgs(swa_full_tokens_ratio=0.8, max_queued_requests=64, load_balance_metho
 [2025-11-20 11:40:08 TP0] Could not fetch prefill parallel info from 10.0.0.1:8998 after 60 attempts
 [2025-11-20 11:40:08 TP0] max_total_tokens=131072 is larger than the profiled value -561981. Use the profiled value instead.
 usage: error: ambiguous option: --cuda-graph-max-bs could match --cuda-graph-max-bs-decode, --cuda-graph-max-bs-prefill
-"""
+"""  # noqa: E501 - lines as SGLang prints them
 
 
 def log_greps() -> list[str]:
@@ -125,12 +125,14 @@ def test_the_committed_pages_are_those_of_the_table_and_no_other() -> None:
     assert committed == set(runbooks.files())
 
 
-# --- the links in a notification ---------------------------------------------------------------------------------------
+# --- the links in a notification
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "url",
-    ["http://h/{{", "http://h/}}", "http://h/{{ bad }}", "http://h/{{alert}}", 'http://h/{{ query "up" }}', "http://h/{{/* a */}}", "http://h/{{ $labels }}",
+    ["http://h/{{", "http://h/}}", "http://h/{{ bad }}", "http://h/{{alert}}", 'http://h/{{ query "up" }}',
+        "http://h/{{/* a */}}", "http://h/{{ $labels }}",
      "http://", "http://[", "http://h:99999", "http://a b", "http://h/\x1b", "http://h/\u202e", "ftp://h"],
 )  # fmt: skip
 def test_an_address_that_prometheus_could_not_fill_in_is_refused(url: str) -> None:
@@ -139,7 +141,8 @@ def test_an_address_that_prometheus_could_not_fill_in_is_refused(url: str) -> No
             read(None, **{flag: url})
 
 
-# --- failures: the commands of a runbook find what the exporter counts ----------------------------------------------------
+# --- failures: the commands of a runbook find what the exporter counts
+# ----------------------------------------------------
 
 FAILURES = sorted((ROOT / "tests" / "data" / "failures").glob("*.log"))
 # What a process leaves that crashed or hung, in words of 0.3.0 to 0.5.23 that no kept log has.

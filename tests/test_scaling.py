@@ -17,7 +17,8 @@ AT_ONCE = 32  # requests that a server of the examples serves
 
 
 def judgement(verdict: str, *changes: Change) -> Judgement:
-    finding = Finding(verdict, "", "warning", True, "", "", "", "high", (), changes)  # noqa: FBT003 - as the class has it
+    # As the class has it
+    finding = Finding(verdict, "", "warning", True, "", "", "", "high", (), changes)  # noqa: FBT003
     return Judgement(verdict, "", "warning", (finding,), {})
 
 

@@ -178,7 +178,8 @@ def test_our_timeout_is_the_scrapers_less_a_margin(announced: str | None, most: 
     ],
     ids=["200", "503", "no answer", "404", "401"],
 )
-def test_a_health_check_succeeds_fails_or_is_not_made(answer: Answer, healthy: bool | None) -> None:  # noqa: FBT001 - a case
+# A case
+def test_a_health_check_succeeds_fails_or_is_not_made(answer: Answer, healthy: bool | None) -> None:  # noqa: FBT001
     server = FakeSGLang({"/health_generate": answer})
     server.start()
     try:

@@ -48,16 +48,18 @@ def test_requests_stay_when_they_are_asked_for_but_not_their_secrets() -> None:
 
 
 def test_arguments_keep_figures_and_lose_names_and_secrets() -> None:
-    line = AT + (
-        b"] server_args={'model_path': '/models/secret-llama', 'served_model_name': 'acme-chat', 'api_key': 'sk-abc', 'host': '10.1.2.3',"
-        b" 'schedule_conservativeness': 0.3, 'max_running_requests': 128, 'attention_backend': 'fa3', 'dist_init_addr': 'node7:5000',"
-        b" 'tool_server': 'https://tools.acme.example/x', 'sidecar_args': ['--token', 'abc'], 'log_requests': True}"
+    line = (
+        AT
+        + b"] server_args={'model_path': '/models/secret-llama', 'served_model_name': 'acme-chat', 'api_key': 'sk-abc',"
+        b" 'host': '10.1.2.3', 'schedule_conservativeness': 0.3, 'max_running_requests': 128, 'attention_backend':"
+        b" 'fa3', 'dist_init_addr': 'node7:5000', 'tool_server': 'https://tools.acme.example/x', 'sidecar_args':"
+        b" ['--token', 'abc'], 'log_requests': True}"
     )
     [scrubbed] = kept(line)
-    assert scrubbed == (
-        "[2025-11-20 11:40:11] server_args={'model_path': 'model', 'served_model_name': 'model', 'host': '127.0.0.1',"
-        " 'schedule_conservativeness': 0.3, 'max_running_requests': 128, 'attention_backend': 'fa3', 'dist_init_addr': 'scrubbed',"
-        " 'tool_server': 'scrubbed', 'sidecar_args': 'scrubbed', 'log_requests': True}"
+    assert (
+        scrubbed == "[2025-11-20 11:40:11] server_args={'model_path': 'model', 'served_model_name': 'model', 'host':"
+        " '127.0.0.1', 'schedule_conservativeness': 0.3, 'max_running_requests': 128, 'attention_backend': 'fa3',"
+        " 'dist_init_addr': 'scrubbed', 'tool_server': 'scrubbed', 'sidecar_args': 'scrubbed', 'log_requests': True}"
     )
 
 
@@ -82,8 +84,8 @@ def test_a_page_keeps_sglangs_series_and_numbers_foreign_labels() -> None:
         'sglang:num_running_reqs{model_name="/models/x",tp_rank="0",tenant="acme",le="+Inf"} 5.0\n'
         'process_open_fds{host="node7"} 4\n'
     )
-    assert Scrubber().page(page) == (
-        "# TYPE sglang:num_running_reqs gauge\n"
+    assert (
+        Scrubber().page(page) == "# TYPE sglang:num_running_reqs gauge\n"
         'sglang:num_running_reqs{model_name="model",tp_rank="0",scrubbed_1="scrubbed-1"} 3.0\n'
         'sglang:num_running_reqs{model_name="model",tp_rank="0",scrubbed_1="scrubbed-2"} 4.0\n'
         'sglang:num_running_reqs{model_name="model",tp_rank="0",scrubbed_1="scrubbed-1",le="+Inf"} 5.0\n'

@@ -342,9 +342,11 @@ HOSTILE = [
     "/runbooks/..%2f..%2f..%2fetc%2fpasswd", "/runbooks/%2fetc%2fpasswd", "/runbooks//etc/passwd", "/runbooks/.%00.md",
     "/runbooks/README", "/runbooks/SGLangServerDown.md", "/runbooks/%ff%fe", "/runbooks/" + "A" * 5000, "//etc/passwd",
     "/?still=/etc/passwd", "/?config=http://evil.example/", "/metrics?target=http://evil.example:80/&collect[]=x",
-    "/probe?target=evil.example", "/metrics?path=file:///etc/passwd", "http://evil.example/metrics", "/static/../app.py",
+    "/probe?target=evil.example", "/metrics?path=file:///etc/passwd", "http://evil.example/metrics",
+    "/static/../app.py",
     "/runbooks/{{7*7}}", "/runbooks/${jndi:ldap://evil.example/a}", "/runbooks/'; DROP TABLE x;--", "/debug/pprof/heap",
-    "/api/v1/findings?server=http://evil.example", "/api/v1/findings?callback=x", "/-/reload", "/-/quit", "/openapi.json",
+    "/api/v1/findings?server=http://evil.example", "/api/v1/findings?callback=x", "/-/reload", "/-/quit",
+    "/openapi.json",
 ]  # fmt: skip
 HOSTILE_HEADERS = (
     "X-Forwarded-Host: evil.example", "X-Forwarded-For: evil.example", "Forwarded: for=evil.example;host=evil.example",
@@ -356,7 +358,9 @@ HOSTILE_HEADERS = (
 
 
 def test_no_request_reaches_a_file_a_program_or_a_socket_of_its_choice(sglang: FakeSGLang, tmp_path: Path) -> None:
-    """Python's audit events list every file, connection and program, from the moment that each page was requested once."""
+    """Python's audit events list every file, connection and program, from the moment that
+    each page was requested once.
+    """
     log, events = tmp_path / "server.log", tmp_path / "events"
     log.write_bytes(lines_of_a_night())
     command = [sys.executable, "-c", AUDITED, str(events), "serve", "--listen-address", "127.0.0.1:0",

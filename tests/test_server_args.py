@@ -1,4 +1,6 @@
-"""What a server says of itself: printed arguments, compared with Python's own parser where that can read them, and `/server_info`."""
+"""What a server says of itself: printed arguments, compared with Python's own parser where that can read them, and
+`/server_info`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A server that does not answer yet: how long it counts as starting, when as down, and what a 404, a 503 or an empty page means."""
+"""A server that does not answer yet: how long it counts as starting, when as down, and what a 404, a 503 or an empty
+page means.
+"""
 
 from __future__ import annotations
 

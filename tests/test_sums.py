@@ -94,7 +94,9 @@ def variables(scope: ast.AST) -> dict[str, set[str]]:
 
 @cache
 def used(*, written: bool) -> set[str]:
-    """Return the names under which the package writes sums, or reads them; outside of the state every text may be read."""
+    """Return the names under which the package writes sums, or reads them; outside of the
+    state every text may be read.
+    """
     names = set(MADE) if written else set()
     for path in MODULES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -194,7 +196,8 @@ def test_a_state_file_of_the_last_release_goes_on_under_the_present_names() -> N
     }
     watch.restore(saved, 1e9, 1.0)
     assert watch.server.counted == {
-        "retraction_events": 3, "server_starts": 2, "liveness_events.ready": 1, "latency_breaches.inter_token": 5, "decode_lines": 7,
+        "retraction_events": 3, "server_starts": 2, "liveness_events.ready": 1, "latency_breaches.inter_token": 5,
+        "decode_lines": 7,
     }  # fmt: skip
     assert watch.server.life(None) == {
         "retracted_requests": 4, "computed_tokens": 5, "eager_batches": 6, "queue/empty": 7,

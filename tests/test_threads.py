@@ -1,4 +1,6 @@
-"""An unexpected error in a thread of the exporter is logged and counted, and the thread goes on; one that always fails ends the process."""
+"""An unexpected error in a thread of the exporter is logged and counted, and the thread goes on; one that always fails
+ends the process.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def test_a_log_is_followed_again_after_an_unexpected_error(
             lines = book.lines["decode"]
             file.write(text)
             file.flush()
-            wait_for(lambda: sidecar.threads.errors["log"] == 1 if text == b"bang\n" else book.lines["decode"] > lines)  # noqa: B023 - waited for at once
+            # Waited for at once
+            wait_for(lambda: sidecar.threads.errors["log"] == 1 if text == b"bang\n" else book.lines["decode"] > lines)  # noqa: B023
     sidecar.stop()
     [line] = said
     assert line.startswith("log thread: unexpected error, please report it: KeyError: ")
@@ -118,7 +121,7 @@ BROKEN_THREADS = {
     "log": "from sglang_tuning_exporter.collect.follower import LogFollower as broken; broken.poll = fails",
     "scrape": "from sglang_tuning_exporter.collect.sidecar import Sidecar as broken; broken._receive = fails",
     "self-scrape": "from sglang_tuning_exporter.collect.sidecar import Sidecar as broken; broken._ask_limits = fails",
-    "web-config": ("from sglang_tuning_exporter.serve.web_config import ActiveConfig as broken; broken.reload = fails"),
+    "web-config": "from sglang_tuning_exporter.serve.web_config import ActiveConfig as broken; broken.reload = fails",
 }
 
 

@@ -1,4 +1,6 @@
-"""A threshold set by the operator appears in every sentence: on the page, in JSON, in the series, in the runbooks, and in the report."""
+"""A threshold set by the operator appears in every sentence: on the page, in JSON, in the series, in the runbooks, and
+in the report.
+"""
 
 from __future__ import annotations
 

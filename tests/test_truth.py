@@ -68,7 +68,8 @@ def test_a_live_exporter_is_asked_at_every_second_of_the_moved_clock() -> None:
 # How an answer is judged
 
 TRUTH = {
-    "verdicts": ["running_far_below_limit"], "cures": ["--max-total-tokens up"], "never": ["--schedule-conservativeness", "replica"],
+    "verdicts": ["running_far_below_limit"], "cures": ["--max-total-tokens up"],
+    "never": ["--schedule-conservativeness", "replica"],
     "load_seconds": 40.0,
 }  # fmt: skip
 RECORDING = Recording(((0.0, b"x\n"),), ready=0.0, end=60.0, loads=((3.0, 50.0),))

@@ -75,7 +75,8 @@ FILES = {
     "a certificate for a key": "tls_server_config: {cert_file: server.pem, key_file: server.pem}",
     "text for a certificate": "tls_server_config: {cert_file: text.pem, key_file: server.key}",
     "clients verified": f"tls_server_config: {{{PAIR}, {VERIFIED}}}",
-    "clients verified if they like": f"tls_server_config: {{{PAIR}, client_auth_type: VerifyClientCertIfGiven, client_ca_file: ca.pem}}",
+    "clients verified if they like": f"tls_server_config: {{{PAIR},"
+    f" client_auth_type: VerifyClientCertIfGiven, client_ca_file: ca.pem}}",
     "clients not asked": f"tls_server_config: {{{PAIR}, client_auth_type: NoClientCert}}",
     "an authority and nobody asked": f"tls_server_config: {{{PAIR}, client_ca_file: ca.pem}}",
     "an authority that is not there": f"tls_server_config: {{{PAIR}, {VERIFIED.replace('ca.pem', 'absent.pem')}}}",
@@ -99,7 +100,8 @@ FILES = {
     "HTTP/2 wanted": "http_server_config: {http2: true}",
     "HTTP/2 not wanted": f"tls_server_config: {{{PAIR}}}\nhttp_server_config: {{http2: off}}",
     "HTTP/2 perhaps": "http_server_config: {http2: perhaps}",
-    "every header": "http_server_config: {headers: {Content-Security-Policy: x, X-Frame-Options: deny, X-Content-Type-Options:"
+    "every header": "http_server_config: {headers: {Content-Security-Policy: x, X-Frame-Options: deny,"
+        " X-Content-Type-Options:"
     " nosniff, X-XSS-Protection: '1', Strict-Transport-Security: max-age=9}}",
     "a blank policy": "http_server_config: {headers: {Content-Security-Policy: ''}}",
     "a blank frame option": "http_server_config: {headers: {X-Frame-Options: ''}}",
@@ -120,12 +122,16 @@ FILES = {
     "TLS 1.1": f"tls_server_config: {{{PAIR}, min_version: TLS11}}",
     "versions that exclude each other": f"tls_server_config: {{{PAIR}, min_version: TLS13, max_version: TLS12}}",
     "a version without a certificate": "tls_server_config: {min_version: TLS13}",
-    "clients verified by everybody's authorities": f"tls_server_config: {{{PAIR}, client_auth_type: RequireAndVerifyClientCert}}",
+    "clients verified by everybody's authorities": f"tls_server_config: {{{PAIR},"
+    f" client_auth_type: RequireAndVerifyClientCert}}",
     "an authority without a certificate": f"tls_server_config: {{{PAIR}, {VERIFIED.replace('ca.pem', 'text.pem')}}}",
-    "clients asked and not verified": f"tls_server_config: {{{PAIR}, client_auth_type: RequestClientCert, client_ca_file: ca.pem}}",
-    "any certificate at all": f"tls_server_config: {{{PAIR}, client_auth_type: RequireAnyClientCert, client_ca_file: ca.pem}}",
+    "clients asked and not verified": f"tls_server_config: {{{PAIR},"
+    f" client_auth_type: RequestClientCert, client_ca_file: ca.pem}}",
+    "any certificate at all": f"tls_server_config: {{{PAIR},"
+    f" client_auth_type: RequireAnyClientCert, client_ca_file: ca.pem}}",
     "several curves": f"tls_server_config: {{{PAIR}, curve_preferences: [X25519, CurveP256]}}",
-    "a suite that HTTP/2 lacks": f"tls_server_config: {{{PAIR}, cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]}}",
+    "a suite that HTTP/2 lacks": f"tls_server_config: {{{PAIR},"
+    f" cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]}}",
     "suites of TLS 1.3 alone": f"tls_server_config: {{{PAIR}, cipher_suites: [TLS_AES_128_GCM_SHA256]}}",
 }  # fmt: skip
 # node_exporter takes these, and we do not: nothing of them is kept to, or it would let in more than the file seems to.
@@ -187,7 +193,8 @@ def test_every_file_is_judged_as_by_node_exporter_but_for_the_named_ones(certifi
         ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst=0: give a number above 0"),
         ('http_server_config: {headers: {Content-Security-Policy: "a\\r\\nSet-Cookie: b"}}', "one line of plain text"),
         ("basic_auth_users: {'a:b': x}", "with a colon"),
-        ("basic_auth_users: {a: '$2b$31$" + "a" * 53 + "'}", "basic_auth_users.a: its cost is 31, so that a check takes"),
+        ("basic_auth_users: {a: '$2b$31$" + "a" * 53 + "'}",
+            "basic_auth_users.a: its cost is 31, so that a check takes"),
         ("? [a, b]\n: c", "give a plain word as a key"),
         ('"a\\nb": c\n"a\\nb": d', "a b: it stands there twice"),
         ('"\\UFFFFFFFF": c', "not YAML"),

@@ -1,4 +1,6 @@
-"""What an operator wants otherwise in the rules, without editing a generated file; and the rules in the formats of other programs."""
+"""What an operator wants otherwise in the rules, without editing a generated file; and the rules in the formats of
+other programs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The CI workflows, checked from their files: schema, pinned actions, permissions, and that each step runs a target of the Makefile."""
+"""The CI workflows, checked from their files: schema, pinned actions, permissions, and that each step runs a target of
+the Makefile.
+"""
 
 from __future__ import annotations
 

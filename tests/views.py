@@ -19,7 +19,10 @@ BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 20.0, inf)
 
 @dataclass
 class Load:
-    """Figures that hold all the time. `why` is what `share` of the time requests wait for; `more` are further totals."""
+    """Figures that hold all the time.
+
+    `why` is what `share` of the time requests wait for; `more` are further totals.
+    """
 
     running: float = 20.0
     queued: float | None = None
@@ -40,9 +43,11 @@ class Load:
         queued = self.queued if self.queued is not None else 30.0 * waits
         queue = self.queue or ("in_range" if queued else "empty")
         made = Totals({
-            "lines": self.seconds / 2, "decode_lines": self.seconds / 2, "prefill_lines": self.seconds / 2, "serves/None": self.seconds,
+            "lines": self.seconds / 2, "decode_lines": self.seconds / 2, "prefill_lines": self.seconds / 2,
+            "serves/None": self.seconds,
             f"admission/{self.why}": self.share * self.seconds, f"queue/{queue}": self.seconds,
-            f"token_usage/{'at' if self.usage >= 0.9 else 'below'}_target": self.seconds, "cuda_graph/replayed": self.seconds,
+            f"token_usage/{'at' if self.usage >= 0.9 else 'below'}_target": self.seconds,
+            "cuda_graph/replayed": self.seconds,
             f"batch/{self.ran or self.running:.0f}": self.seconds,
         })  # fmt: skip
         made["admission/no_queue"] += (1 - self.share) * self.seconds
@@ -60,7 +65,10 @@ class Load:
 
 
 def seen(load: Load, profile: str = "online", version: str | None = None, **arguments: Any) -> View:
-    """Return the view of a load; `arguments` are as the server prints them. Names in capitals are sizes: POOL, LIMIT, LEFT and so on."""
+    """Return the view of a load; `arguments` are as the server prints them.
+
+    Names in capitals are sizes: POOL, LIMIT, LEFT and so on.
+    """
     sizes = {name: arguments.pop(name) for name in [*arguments] if name.isupper()}
     facts = Facts(arguments={"model_path": "/models/x", **arguments}, version=version)
     if "POOL" in sizes:

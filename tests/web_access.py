@@ -1,4 +1,6 @@
-"""Helpers for tests of the web configuration: fresh certificates, Debian's node_exporter, and a client that reports how each request ended."""
+"""Helpers for tests of the web configuration: fresh certificates, Debian's node_exporter, and a client that reports how
+each request ended.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def certificates(directory: Path) -> Certificates:
 
 @dataclass(frozen=True)
 class Met:
-    """The result of a request: the status, or none when the connection failed, the agreed TLS version and suite, and the text."""
+    """The result of a request: the status, or none when the connection failed, the agreed TLS version and suite, and
+    the text.
+    """
 
     status: int | None
     version: str | None = None

@@ -202,7 +202,8 @@ AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
     "ansible": lambda line, n, t: f"gpu-01 | CHANGED | rc=0 >> {line}",
     "ray, pasted with an indentation": lambda line, n, t: f"   (SGLangEngine pid=32887) {line}",
     "ray serve full": lambda line, n, t: (
-        f"\x1b[36m(ServeReplica:default:LLM:q pid=123, ip=10.0.0.1)\x1b[0m INFO {t:%Y-%m-%d %H:%M:%S},123 default_LLM abc1 -- {line}"
+        f"\x1b[36m(ServeReplica:default:LLM:q pid=123, ip=10.0.0.1)\x1b[0m INFO {t:%Y-%m-%d %H:%M:%S},123 default_LLM"
+        f" abc1 -- {line}"
     ),
     "airflow logging_mixin": lambda line, n, t: f"[{t:%Y-%m-%d %H:%M:%S},123] {{logging_mixin.py:115}} INFO - {line}",
     "cloudwatch insights csv 3": lambda line, n, t: (
@@ -242,7 +243,8 @@ AROUND: dict[str, Callable[[str, int, dt.datetime], str]] = {
         ("insertId,severity,textPayload,timestamp\n" if n == 1 else "") + _csv(f"a{n}", "ERROR", line, _iso(t))
     ),
     "datadog agent stream": lambda line, n, t: (
-        f"Integration Name: docker | Type: docker | Status: info | Timestamp: {_iso(t)} | Hostname: g | Service: sglang | Message: {line}"
+        f"Integration Name: docker | Type: docker | Status: info | Timestamp: {_iso(t)} | Hostname: g | Service: sglang"
+        f" | Message: {line}"
     ),
     "honeycomb": lambda line, n, t: _compact(time=_iso(t), data={"body": line, "severity": "info"}),
     "grafana explore csv": lambda line, n, t: (

@@ -3,8 +3,8 @@
 Order: flag, environment (`SGLANG_TUNING_…`), config file, default. A wrong value is a `UsageError`: one line that names
 the key of its source, the value and the remedy.
 
-The standard library's `ChainMap` layers them. ConfigArgParse was tried: it passes values of variables and files on as text
-of the command line, and to keep their keys and types all the same needed more code than this.
+The standard library's `ChainMap` layers them. ConfigArgParse was tried: it passes values of variables and files on as
+text of the command line, and to keep their keys and types all the same needed more code than this.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Option:
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 
-def _setting(convert: Callable[[Any], Any], default: Any, metavar: str, help: str, **more: Any) -> Any:  # noqa: A002 - argparse's name
+# Argparse's name
+def _setting(convert: Callable[[Any], Any], default: Any, metavar: str, help: str, **more: Any) -> Any:  # noqa: A002
     return field(
         default_factory=lambda: default,
         metadata={"convert": convert, "default": default, "metavar": metavar, "help": help, **more},
@@ -151,8 +152,8 @@ class Config:
         values.accepted,
         {},
         "NAME=REASON",
-        "a diagnosis (docs/diagnoses.md) that is no trouble here, and why: not in verdict, status, alerts and boards; the page says so;"
-        " may be given again",
+        "a diagnosis (docs/diagnoses.md) that is no trouble here, and why: not in verdict, status, alerts and boards;"
+        " the page says so; may be given again",
         repeatable=True,
     )
     wait: Mapping[str, float] = _setting(
@@ -168,14 +169,16 @@ class Config:
         ),
         None,
         "FILE",
-        "TLS, passwords and client certificates, in the format of every exporter's --web.config.file; read again when it changes",
+        "TLS, passwords and client certificates, in the format of every exporter's --web.config.file; read again when"
+        " it changes",
         aliases=("--web.config.file",),
     )
     external_url: str | None = _setting(
         values.url,
         None,
         "URL",
-        "this exporter's address as people reach it, for the links of boards (default: the address that Prometheus scrapes)",
+        "this exporter's address as people reach it, for the links of boards (default: the address that Prometheus"
+        " scrapes)",
     )
     # From a file or the environment, never from a flag: any user can read the arguments of a process.
     api_key: str | None = field(default=None, repr=False)
@@ -266,7 +269,8 @@ def _read_file(path: str) -> dict[str, tuple[str, Any]]:
     for key in keys:
         if key not in known:
             raise UsageError(
-                f"--config={path}: unknown key {key}; known are {', '.join(sorted(known))}{values.suggestion(key, known)}"
+                f"--config={path}: unknown key {key}; known are"
+                f" {', '.join(sorted(known))}{values.suggestion(key, known)}"
             )
     return {key: (f"{path}: {key}", value) for key, value in keys.items() if value is not None}
 

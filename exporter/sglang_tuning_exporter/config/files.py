@@ -1,7 +1,9 @@
-"""Files that somebody may replace, fill or hang while the exporter runs: opened and read within limits of kind, size and time.
+"""Files that somebody may replace, fill or hang while the exporter runs: opened and read within limits of kind, size
+and time.
 
-A path may lead to a FIFO, a device, or a file system that never answers. So a file is opened only if it is a regular one, and in a thread
-that is left behind when its time is over. While that thread has not returned, nobody is sent after it: the file does not answer.
+A path may lead to a FIFO, a device, or a file system that never answers. So a file is opened only if it is a regular
+one, and in a thread that is left behind when its time is over. While that thread has not returned, nobody is sent after
+it: the file does not answer.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from sglang_tuning_exporter.config.values import UsageError, as_word
 
 MOST_BYTES = 1 << 20  # a bundle of all public authorities has a quarter of it
 SECONDS = 2.0
-# For so long the last content of a file that does not answer is good: a busy machine is late, and proves nothing about the file.
+# For so long the last content of a file that does not answer is good: a busy machine is late, and proves nothing about
+# the file.
 KEPT_SECONDS = 600.0
 
 _T = TypeVar("_T")
@@ -37,7 +40,9 @@ logger = logging.getLogger("sglang_tuning_exporter")
 
 
 class NoThreadError(OSError):
-    """This process may not start the thread that would read a file: its own limit, which says nothing about the file."""
+    """This process may not start the thread that would read a file: its own limit, which
+    says nothing about the file.
+    """
 
     def __init__(self) -> None:
         super().__init__(errno.EAGAIN, str(self))
@@ -47,12 +52,18 @@ class NoThreadError(OSError):
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a regular file of at most so many bytes. Raise `OSError`, with words for people in `strerror`."""
+    """Return the content of a regular file of at most so many bytes.
+
+    Raise `OSError`, with words for people in `strerror`.
+    """
     return within(path, lambda: _content(path, most))
 
 
 def within(file: Hashable, work: Callable[[], _T], seconds: float = SECONDS) -> _T:
-    """Return the result of `work` on a file. Raise `OSError` where that takes longer, and at once while an earlier one has not returned."""
+    """Return the result of `work` on a file.
+
+    Raise `OSError` where that takes longer, and at once while an earlier one has not returned.
+    """
     begun, answer = begin(file, work)
     try:
         found: _T = answer.result(max(begun + seconds - time.monotonic(), 0.0))
@@ -62,9 +73,12 @@ def within(file: Hashable, work: Callable[[], _T], seconds: float = SECONDS) -> 
 
 
 def begin(file: Hashable, work: Callable[[], _T]) -> tuple[float, Future[_T]]:
-    """Have `work` on a file done in a thread; return since when it is done, and its result to come. Raise `NoThreadError`.
+    """Have `work` on a file done in a thread; return since when it is done, and its result to come.
 
-    While an earlier one on the same file has not returned, it is that one. A file is noted as asked only once its thread runs.
+    Raise `NoThreadError`.
+
+    While an earlier one on the same file has not returned, it is that one. A file is noted as asked only once its
+    thread runs.
     """
     with _lock:
         known = _asked.get(file)
@@ -79,12 +93,16 @@ def begin(file: Hashable, work: Callable[[], _T]) -> tuple[float, Future[_T]]:
 
 
 def is_late(error: BaseException) -> bool:
-    """Whether a file was not read because it, or this process, had no time or thread for it: that says nothing about its content."""
+    """Whether a file was not read because it, or this process, had no time or thread for it: that says nothing about
+    its content.
+    """
     return isinstance(error, NoThreadError) or getattr(error, "errno", None) == errno.ETIMEDOUT
 
 
 def read_or_last(path: Path) -> bytes:
-    """Return the content of a file that is read again and again; where it is late, its last content for at most `KEPT_SECONDS`. Raise `OSError`."""
+    """Return the content of a file that is read again and again; where it is late, its last content for at most
+    `KEPT_SECONDS`. Raise `OSError`.
+    """
     now = time.monotonic()
     try:
         _last[path] = now, read(path)
@@ -121,7 +139,10 @@ def opened(
     follow: bool = True,
     check: Callable[[os.stat_result], None] = check_kind,
 ) -> Iterator[IO[bytes]]:
-    """Open a file for reading that passes the `check`, by default of a regular one. Raise `OSError` for anything else, such as a FIFO."""
+    """Open a file for reading that passes the `check`, by default of a regular one.
+
+    Raise `OSError` for anything else, such as a FIFO.
+    """
     check(os.stat(name, dir_fd=directory, follow_symlinks=follow))  # before opening: opening a device may have effects
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
@@ -130,7 +151,10 @@ def opened(
 
 
 def key_in(path: Path, read: Callable[[Path], bytes] = read) -> str:
-    """Return the key in a file with one line of text; empty if there is none: it is being replaced. Raise `OSError` if it cannot be read."""
+    """Return the key in a file with one line of text; empty if there is none: it is being replaced.
+
+    Raise `OSError` if it cannot be read.
+    """
     try:
         key = read(path).decode("ascii").strip()
     except (FileNotFoundError, UnicodeDecodeError):
@@ -138,7 +162,8 @@ def key_in(path: Path, read: Callable[[Path], bytes] = read) -> str:
     return key if key.isprintable() else ""
 
 
-# Not UTF-8, or values that PyYAML cannot convert: 2025-13-01, !!int "", !!bool x, !!timestamp x, an escape beyond Unicode.
+# Not UTF-8, or values that PyYAML cannot convert: 2025-13-01, !!int "", !!bool x, !!timestamp x, an escape beyond
+# Unicode.
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, OverflowError)
 
 
@@ -149,7 +174,8 @@ def mapping_in(path: Path) -> dict[Any, Any]:
     try:
         text = read(path).decode("utf-8")
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            # A few aliases can stand for more values than fit into memory, and an error message would quote all of them.
+            # A few aliases can stand for more values than fit into memory, and an error message would quote all of
+            # them.
             raise UsageError(f"--config={path}: *alias: not taken; write the value out")
         content = yaml.safe_load(text)
     except OSError as error:

@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 class UsageError(Exception):
     """A user's mistake in one line: key, value, remedy. The process ends with exit status 2.
 
-    The check of a value gives the remedy, and whoever asked for it the keys around it (`under`). `shown` stands for the value where that
-    must not be repeated, empty for none.
+    The check of a value gives the remedy, and whoever asked for it the keys around it (`under`). `shown` stands for the
+    value where that must not be repeated, empty for none.
     """
 
     def __init__(self, remedy: str, shown: str | None = None, *place: str) -> None:
@@ -97,7 +97,8 @@ def address(value: Any) -> str:
     match = re.fullmatch(r"(?:\[(?P<v6>[^\]\s]+)\]|(?P<host>[^:\s]*)):(?P<port>[0-9]{1,5})", as_word(value))
     if match is None or int(match["port"]) > 65535:
         raise UsageError(f"give HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:{DEFAULT_PORT}")
-    return joined(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104 - `:9741` means every interface, as in every exporter
+    # `:9741` means every interface, as in every exporter
+    return joined(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104
 
 
 def url(value: Any) -> str:
@@ -187,7 +188,9 @@ def thresholds(value: Any) -> dict[str, float]:
 
 
 def accepted(value: Any) -> dict[str, str]:
-    """Return diagnoses with the reasons for which they are accepted, from `NAME=REASON` or a mapping; several in a variable end with `;`."""
+    """Return diagnoses with the reasons for which they are accepted, from `NAME=REASON` or a mapping; several in a
+    variable end with `;`.
+    """
     found = {}
     for name, reason in _named(value, ";"):
         if not reason:

@@ -1,9 +1,10 @@
-"""What one line of a log says: an `Event`; and why a server ended or a KV transfer failed, in the words of its own log: which line explains
-it, of which class it is, and what follows.
+"""What one line of a log says: an `Event`; and why a server ended or a KV transfer failed, in the words of its own log:
+which line explains it, of which class it is, and what follows.
 
-Times are unix seconds as printed; memory is in GB as SGLang prints it (1 GB = 2**30 bytes); usages are 0 to 1. A figure that the line does not
-have is absent, never zero. A class of ends comes from the structure of an end (the exception, the frames below it, the signal), never from
-one known log. What is quoted is cut, without secrets and without words of a request.
+Times are unix seconds as printed; memory is in GB as SGLang prints it (1 GB = 2**30 bytes); usages are 0 to 1. A figure
+that the line does not have is absent, never zero. A class of ends comes from the structure of an end (the exception,
+the frames below it, the signal), never from one known log. What is quoted is cut, without secrets and without words of
+a request.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Rank(NamedTuple):
 NO_RANK = Rank()
 
 
-# Kinds whose events a server counts under the name of the kind, once for all TP ranks that print the line; with the words beside the
-# count on the page and in a report, empty where a finding has it.
+# Kinds whose events a server counts under the name of the kind, once for all TP ranks that print the line; with the
+# words beside the count on the page and in a report, empty where a finding has it.
 COUNTED_KINDS: Mapping[str, str] = {"hicache": "", "no_pool": ""}
 
 
@@ -49,27 +50,35 @@ class Event:
 
     | kind | figures | word, text, others |
     |---|---|---|
-    | `decode` | running queued tokens usage swa_usage mamba_usage graph (1 replayed, 0 not) throughput accept_length, other queues | word: cuda cpu npu musa |
+    | `decode` | running queued tokens usage swa_usage mamba_usage graph (1 replayed, 0 not) throughput accept_length,
+    other queues | word: cuda cpu npu musa |
     | `prefill` | sequences tokens cached running queued pending usage swa_usage mamba_usage, other queues | |
-    | `retraction` | requests aborted ratio_before ratio_after gained; testing 1 for SGLANG_TEST_RETRACT; usage while it waits | |
+    | `retraction` | requests aborted ratio_before ratio_after gained; testing 1 for SGLANG_TEST_RETRACT; usage while it
+    waits | |
     | `out_of_memory` | held_elsewhere_gb | word: prefill decode graph_capture startup unknown; text: the line |
     | `arguments` | cut 1 where the line was cut | arguments |
     | `pool` | tokens gigabytes; resized 1 (after the graphs were captured) | |
-    | `memory` | available used states; prefill 1 (graphs of prefill batches) | word: the stage, `weights_begin` to `graph`; sizes: captured batches |
-    | `limits` | max_total_num_tokens max_running_requests chunked_prefill_size available_gb max_prefill_tokens | word: gpu cpu … |
+    | `memory` | available used states; prefill 1 (graphs of prefill batches) | word: the stage, `weights_begin` to
+    `graph`; sizes: captured batches |
+    | `limits` | max_total_num_tokens max_running_requests chunked_prefill_size available_gb max_prefill_tokens | word:
+    gpu cpu … |
     | `ready` | | "fired up and ready to roll" |
     | `hang` | seconds | word: scheduler tokenizer detokenizer; a watchdog that timed out |
-    | `health` | silent: seconds without output, where the times in its text agree with its own | a health check that failed |
+    | `health` | silent: seconds without output, where the times in its text agree with its own | a health check that
+    failed |
     | `end` | | word: process_died scheduler_exception launch_failed aborted; text: which process, how |
-    | `words` | line chain; unsure 1: it may have ended nothing | word: a key of `ENDINGS`; text: a line that may explain an end; place, before |
-    | `advice` | line | word: a text of `sglang.advices`; text: a line before the first request about a flag: an advice, or a decision |
+    | `words` | line chain; unsure 1: it may have ended nothing | word: a key of `ENDINGS`; text: a line that may
+    explain an end; place, before |
+    | `advice` | line | word: a text of `sglang.advices`; text: a line before the first request about a flag: an advice,
+    or a decision |
     | `draining` | | SIGTERM received |
     | `rejected` | | answered with 503 |
     | `server_error` | | answered with 500, or a stream broken by an exception |
     | `pause`, `resume` | | POST /pause_generation, /continue_generation |
     | `too_long` | tokens most | a prompt that cannot fit |
     | `refused` | grammar 1 | answered with an error at once |
-    | `transfer` | room (of the request), attempt 1 where none has failed yet | a failed bootstrap or KV transfer; word: decode prefill; text: why |
+    | `transfer` | room (of the request), attempt 1 where none has failed yet | a failed bootstrap or KV transfer; word:
+    decode prefill; text: why |
     | `hicache` | | word: kernel host storage, which fails; text: the line |
     | `no_pool` | tokens, not above 0 | no KV cache fits beside the weights; text: the line |
 
@@ -126,7 +135,10 @@ class Event:
         return ", ".join(filter(None, (self.rank.words, at, raised)))
 
     def explains_better(self, other: Event) -> bool:
-        """Whether it explains an end better: more of the same, a heavier class, else the earlier one. What is marked is no better."""
+        """Whether it explains an end better: more of the same, a heavier class, else the earlier one.
+
+        What is marked is no better.
+        """
         mine, its = ((each.figures.get("chain"), each.file, each.rank) for each in (self, other))
         if mine[0] and mine == its:
             return True
@@ -141,7 +153,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A class of ends: what it is, what to do, why, and when that does not help. `weight`: the heavier one explains an end.
+    """A class of ends: what it is, what to do, why, and when that does not help.
+
+    `weight`: the heavier one explains an end.
 
     variable: of a failed transfer, what lets SGLang wait longer.
     """
@@ -164,21 +178,22 @@ ENDINGS: Mapping[str, Ending] = {
     ),
     "host_memory": Ending(
         "memory of the host does not fit",
-        "give the container or machine more memory, or lower --hicache-size or --hicache-ratio; where /dev/shm is short, start with --ipc=host or a"
-        " larger --shm-size",
+        "give the container or machine more memory, or lower --hicache-size or --hicache-ratio; where /dev/shm is"
+        " short, start with --ipc=host or a larger --shm-size",
         _REPEATS,
         "huge pages or another process hold it: free them first",
     ),
     "limit": Ending(
         "a limit of the operating system was reached",
-        "raise the limit that the line names, for the container or service: open files (ulimit -n), processes and threads (pids), pinned memory (memlock)",
+        "raise the limit that the line names, for the container or service: open files (ulimit -n), processes and"
+        " threads (pids), pinned memory (memlock)",
         "A restart helps until as many are used again.",
         "the number grows without load: then something leaks, and a larger limit only puts it off",
     ),
     "disk": Ending(
         "a disk is full",
-        "free space where the traceback writes: the model's cache (HF_HOME), --hicache-storage-backend, a log or /tmp; where it is /dev/shm, start"
-        " with --ipc=host or a larger --shm-size",
+        "free space where the traceback writes: the model's cache (HF_HOME), --hicache-storage-backend, a log or /tmp;"
+        " where it is /dev/shm, start with --ipc=host or a larger --shm-size",
         _REPEATS,
         "a quota or inodes are used up: df -i and quota show that",
     ),
@@ -196,15 +211,16 @@ ENDINGS: Mapping[str, Ending] = {
     ),
     "model": Ending(
         "the model's files are missing or damaged, or could not be fetched",
-        "check that --model-path holds every file of the model and that SGLang may read it; where it is a name, that this machine reaches the model"
-        " hub (proxy, HF_ENDPOINT, HF_TOKEN), or download the model first and give its folder",
+        "check that --model-path holds every file of the model and that SGLang may read it; where it is a name, that"
+        " this machine reaches the model hub (proxy, HF_ENDPOINT, HF_TOKEN), or download the model first and give its"
+        " folder",
         _REPEATS,
         "the hub itself was down: then a restart helps later",
     ),
     "address": Ending(
         "an address or a port is in use",
-        "end what listens there (ss -ltnp), often a server from before, or give another one: --port, --dist-init-addr, --nccl-port,"
-        " --disaggregation-bootstrap-port, or the port in --kv-events-config",
+        "end what listens there (ss -ltnp), often a server from before, or give another one: --port, --dist-init-addr,"
+        " --nccl-port, --disaggregation-bootstrap-port, or the port in --kv-events-config",
         "Two processes cannot listen at one address. A restart repeats it while the other one runs.",
         "two ranks of this server ask for the same address: then it is a bug of the release",
     ),
@@ -216,32 +232,37 @@ ENDINGS: Mapping[str, Ending] = {
     ),
     "device": Ending(
         "SGLang found no GPU that it can use",
-        "give the container its GPUs (--gpus all, nvidia.com/gpu), and check nvidia-smi, CUDA_VISIBLE_DEVICES, --tp-size and --base-gpu-id",
+        "give the container its GPUs (--gpus all, nvidia.com/gpu), and check nvidia-smi, CUDA_VISIBLE_DEVICES,"
+        " --tp-size and --base-gpu-id",
         _REPEATS,
         "nvidia-smi fails on the host as well: then it is the driver or the hardware",
     ),
     "library": Ending(
         "a library or a kernel is missing, too old, or not made for this GPU",
-        "install what the line names in the version that this release of SGLang asks for, or choose a backend that this GPU has",
+        "install what the line names in the version that this release of SGLang asks for, or choose a backend that this"
+        " GPU has",
         _REPEATS,
         "the same image ran before on this kind of GPU",
     ),
     "check": Ending(
         "a check of SGLang's own code failed: a bug, not tuning",
-        "search SGLang's issues for the words of this line and the release; then update, or drop the option that it is about",
+        "search SGLang's issues for the words of this line and the release; then update, or drop the option that it is"
+        " about",
         "Until then it comes back with the same kind of request.",
         "the release or the model was changed by hand",
     ),
     "kernel": Ending(
         "a kernel or a native library failed",
-        "search SGLang's issues for this line, the model and the GPU; run once with CUDA_LAUNCH_BLOCKING=1 (AMD: AMD_SERIALIZE_KERNEL=3, Ascend:"
-        " ASCEND_LAUNCH_BLOCKING=1) to see which kernel it is, and look for errors of the GPU in the system's log (dmesg)",
+        "search SGLang's issues for this line, the model and the GPU; run once with CUDA_LAUNCH_BLOCKING=1 (AMD:"
+        " AMD_SERIALIZE_KERNEL=3, Ascend: ASCEND_LAUNCH_BLOCKING=1) to see which kernel it is, and look for errors of"
+        " the GPU in the system's log (dmesg)",
         "Such a failure ends the process wherever it happens; the line may name a later call than the one that failed.",
         "dmesg shows a hardware error: then replace the GPU",
     ),
     "network": Ending(
         "the processes of the server cannot reach each other",
-        "check that each node reaches --dist-init-addr, and name the network interface in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME on all nodes",
+        "check that each node reaches --dist-init-addr, and name the network interface in GLOO_SOCKET_IFNAME and"
+        " NCCL_SOCKET_IFNAME on all nodes",
         f"{_REPEATS} NCCL_DEBUG=INFO prints which interface is used.",
         "another node ended first: its log says why",
     ),
@@ -253,8 +274,8 @@ ENDINGS: Mapping[str, Ending] = {
     ),
     "storage": Ending(
         "HiCache's storage could not be used",
-        "check that the service behind --hicache-storage-backend runs, that this machine reaches it, and that its package has the version that this"
-        " release of SGLang asks for; or start without the storage",
+        "check that the service behind --hicache-storage-backend runs, that this machine reaches it, and that its"
+        " package has the version that this release of SGLang asks for; or start without the storage",
         "SGLang connects to it when it starts. A restart repeats it as long as the storage does not answer.",
         "other servers use the same storage without trouble: then compare their settings",
     ),
@@ -268,14 +289,15 @@ ENDINGS: Mapping[str, Ending] = {
     "killed": Ending(
         "it was killed from outside",
         "find out who: the kernel's OOM killer (dmesg), the container's memory limit, a supervisor, or a person",
-        "No exception of SGLang's that names a cause comes before it. Host memory is most often short while weights are loaded, or with --hicache-ratio.",
+        "No exception of SGLang's that names a cause comes before it. Host memory is most often short while weights are"
+        " loaded, or with --hicache-ratio.",
         "it was stopped on purpose",
     ),
     "hang": Ending(
         "a process made no progress, and SGLang ended the server",
         "save the log and a stack dump (py-spy dump), and search SGLang's issues for the frames of it",
-        "The watchdog ends a server that does not move for --watchdog-timeout seconds (default 300), and SGLang a start whose warm-up request has"
-        " no answer.",
+        "The watchdog ends a server that does not move for --watchdog-timeout seconds (default 300), and SGLang a start"
+        " whose warm-up request has no answer.",
         "one step takes that long by design: then a larger --watchdog-timeout",
         2,
     ),
@@ -300,80 +322,107 @@ def _sign(ending: str, *texts: str, place: str = "") -> tuple[str, re.Pattern[st
     return ending, re.compile("|".join(texts), re.IGNORECASE), re.compile(place)
 
 
-# What shows a class, in this order: patterns of the words of an exception or a line, each an alternative, and of the frame that raised it.
+# What shows a class, in this order: patterns of the words of an exception or a line, each an alternative, and of the
+# frame that raised it.
 # They are those of Python, PyTorch, NCCL, Gloo, CUDA, HIP, Ascend and SGLang 0.3.0 to 0.5.23.
 SIGNS = (
     _sign("killed", r"exit ?code:? ?\(?-?(?:9|137)\b", r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?Killed\b"),
     _sign("hang", r"watchdog[ _]timeout"),
     _sign("hang", r"\bRead timed out\b", place=r"warmup$"),
-    _sign("address", r"address already in use", r"\bEADDRINUSE\b", r"port \d+ is (?:not available|already)", r"port \d+ [^.]{0,40}in use"),
+    _sign("address", r"address already in use", r"\bEADDRINUSE\b", r"port \d+ is (?:not available|already)",
+        r"port \d+ [^.]{0,40}in use"),
     _sign("proxy", r"res=<Response \[(?:407|50[234])\]>"),
     _sign("limit", r"Too many open files", r"can't start new thread", r"RLIMIT_\w+", r"\bmemlock\b"),
     _sign(
-        "argument", r"40[134] Client", r"gated repo", r"not a (?:local folder|valid model identifier)", r"Permission denied",
+        "argument", r"40[134] Client", r"gated repo", r"not a (?:local folder|valid model identifier)",
+        r"Permission denied",
         r"greater than the derived context_length", r"Cannot assign requested address",
     ),
     _sign(
-        "model", r"connect to 'https?://", r"LocalEntryNotFound", r"does not appear to have (?:a file|files)", r"HTTPSConnectionPool",
-        r"urllib3\.exceptions\.(?:Protocol|SSL)Error", r"SafetensorError", r"Cannot find any model weights", r"HfHubHTTPError",
+        "model", r"connect to 'https?://", r"LocalEntryNotFound", r"does not appear to have (?:a file|files)",
+        r"HTTPSConnectionPool",
+        r"urllib3\.exceptions\.(?:Protocol|SSL)Error", r"SafetensorError", r"Cannot find any model weights",
+        r"HfHubHTTPError",
         r"CERTIFICATE_VERIFY_FAILED", r"429 Client",
     ),
     _sign(
-        "device", r"No (?:CUDA|HIP|NPU|XPU) GPUs? are available", r"no (?:CUDA|ROCm)-capable device", r"invalid device ordinal",
+        "device", r"No (?:CUDA|HIP|NPU|XPU) GPUs? are available", r"no (?:CUDA|ROCm)-capable device",
+        r"invalid device ordinal",
         r"Found no NVIDIA driver", r"devices are busy or unavailable",
     ),
     _sign(
         "peer", r"from another rank", r"(?:closed|reset|aborted) (?:the connection )?by (?:remote )?peer",
-        r"remote (?:process|rank|node|end)[^.]{0,40}(?:exit|close|closing|terminate|died)", r"Watchdog caught collective operation timeout",
-        r"recvValue failed", r"Socket closed", r"Broken ?pipe", r"ConnectionResetError", r"\bEOFError\b", r"ncclRemoteError",
+        r"remote (?:process|rank|node|end)[^.]{0,40}(?:exit|close|closing|terminate|died)",
+        r"Watchdog caught collective operation timeout",
+        r"recvValue failed", r"Socket closed", r"Broken ?pipe", r"ConnectionResetError", r"\bEOFError\b",
+        r"ncclRemoteError",
         r"Rank \d+ scheduler (?:died|is dead)", r"scheduler (?:process )?died", r"child (?:process|failed)",
-        r"\bpeer\b[^.]{0,40}(?:exit|died|dead|gone)", r"from rank \d+\b", r"check rank \d+ logs", r"other ranks (?:that )?(?:did|have|are|were)",
+        r"\bpeer\b[^.]{0,40}(?:exit|died|dead|gone)", r"from rank \d+\b", r"check rank \d+ logs",
+        r"other ranks (?:that )?(?:did|have|are|were)",
     ),
     _sign(
-        "library", r"ptxas", r"\bsm_\d\d", r"compute capability", r"no kernel image", r"hipErrorNoBinaryForGpu", r"undefined symbol",
+        "library", r"ptxas", r"\bsm_\d\d", r"compute capability", r"no kernel image", r"hipErrorNoBinaryForGpu",
+        r"undefined symbol",
         r"cannot open shared object", r"(?:Import|ModuleNotFound)Error", r"not compiled (?:with|for)", r"GLIBC(?:XX)?_",
-        r"driver version is insufficient", r"provided PTX", r"unsupported toolchain", r"requires? [^.]{0,60}(?:>=|or (?:newer|later|higher)|version)",
-        r"please (?:install|upgrade|update)", r"version mismatch", r"incompatible version", r"pip install", r"does not recognize this architecture",
+        r"driver version is insufficient", r"provided PTX", r"unsupported toolchain",
+        r"requires? [^.]{0,60}(?:>=|or (?:newer|later|higher)|version)",
+        r"please (?:install|upgrade|update)", r"version mismatch", r"incompatible version", r"pip install",
+        r"does not recognize this architecture",
         r"architectures? [^.]{0,120}(?:not supported|unsupported)", r"\bnvcc\b", r"\bninja\b",
         r"/(?:gcc|cc|clang)\b", r"C compiler", r"\bCUDA_HOME\b", r"Python\.h\b", r"driver on your system is too old",
-        r"(?:not supported|unsupported|only supported|not available) (?:on|by|for) (?:this |the |your |current )?(?:\w+ )?"
+        r"(?:not supported|unsupported|only supported|not available) (?:on|by|for) (?:this |the |your |current"
+        r" )?(?:\w+ )?"
         r"(?:gpu|device|hardware|arch|platform|hopper|blackwell|ampere|sm)",
         r"Unsupported (?:arch|architecture|device|gpu)",
     ),
     _sign(
-        "host_memory", r"\[Errno 12\]", r"Cannot allocate memory \(12\)", r"error code 12\b", r"DefaultCPUAllocator", r"^MemoryError",
+        "host_memory", r"\[Errno 12\]", r"Cannot allocate memory \(12\)", r"error code 12\b", r"DefaultCPUAllocator",
+        r"^MemoryError",
         r"(?:host|CPU|pinned|shared) memory[^.]{0,60}(?:not|insufficient|only|fail|exceed|available)",
-        r"(?:not enough|insufficient|no|out of) (?:host|CPU|pinned|shared) memory", r"\bshm\b[^.]{0,40}(?:full|space|size|No such)",
+        r"(?:not enough|insufficient|no|out of) (?:host|CPU|pinned|shared) memory",
+        r"\bshm\b[^.]{0,40}(?:full|space|size|No such)",
     ),
     _sign("disk", r"No space left on device", r"Disk quota exceeded"),
     _sign("kernel", r"out of resource: shared memory"),  # of the GPU, which a kernel asks for
     _sign("check", r"req_slots"),  # places for requests, which no memory of the GPU holds
     _sign(
-        "memory", r"out of (?:\w+ )?memory", r"outofmemory", r"not enough (?:\w+ ){0,2}memory", r"no (?:GPU |available )?memory",
-        r"(?:failed|cannot|unable|could not) (?:to )?allocate (?:[\w.]+ ){0,4}(?:memory|bytes|[KMG]i?B\b|workspace|buffer)",
+        "memory", r"out of (?:\w+ )?memory", r"outofmemory", r"not enough (?:\w+ ){0,2}memory",
+        r"no (?:GPU |available )?memory",
+        r"(?:failed|cannot|unable|could not) (?:to )?allocate (?:[\w.]+ ){0,4}(?:memory|bytes|[KMG]i?B\b|workspace"
+        r"|buffer)",
         r"insufficient (?:\w+ )?memory", r"STATUS_ALLOC_FAILED", r"OUT_OF_RESOURCES",
         r"exceeds? (?:the )?(?:available|free) memory",
     ),
-    _sign("argument", r"(?:does not|doesn't) support\b", r"\bnot supported\b", place=r"/disaggregation/"),  # a combination of the pair
+    # a combination of the pair
+    _sign("argument", r"(?:does not|doesn't) support\b", r"\bnot supported\b", place=r"/disaggregation/"),
     _sign(
-        "transfer", r"KVTransferError", r"\bmooncake", r"\bnixl\b", r"transfer engine", r"KVPoll", r"bootstrap (?:server|room|failed)",
+        "transfer", r"KVTransferError", r"\bmooncake", r"\bnixl\b", r"transfer engine", r"KVPoll",
+        r"bootstrap (?:server|room|failed)",
         r"prefill parallel info",
     ),
     _sign("transfer", place=r"/disaggregation/"),
     _sign("storage", place=r"/mem_cache/(?:storage|mooncake_store)/"),
     _sign(
-        "network", r"\bGloo\b", r"TCPStore", r"Dist(?:Network|Store|Backend)Error", r"nccl(?:SystemError|InternalError|InvalidUsage)",
-        r"NCCL (?:error|WARN|communicator)", r"ibv_\w+", r"rendezvous", r"No route to host", r"Network is unreachable", r"Connection refused",
+        "network", r"\bGloo\b", r"TCPStore", r"Dist(?:Network|Store|Backend)Error",
+        r"nccl(?:SystemError|InternalError|InvalidUsage)",
+        r"NCCL (?:error|WARN|communicator)", r"ibv_\w+", r"rendezvous", r"No route to host", r"Network is unreachable",
+        r"Connection refused",
         r"Timed out waiting (?:for )?\d+ ?ms", r"gaierror",
-        r"connect(?:FullMesh|(?:ion)? timed? ?out)", r"Failed to connect", r"init_process_group", r"timed out after \d+(?:ms| ?s)? waiting for (?:clients|all)",
+        r"connect(?:FullMesh|(?:ion)? timed? ?out)", r"Failed to connect", r"init_process_group",
+        r"timed out after \d+(?:ms| ?s)? waiting for (?:clients|all)",
     ),
     _sign(
         "kernel", r"exit ?code:? ?\(?-?(?:4|6|7|8|11|13[2459]|136)\b",
-        r"illegal memory access", r"misaligned address", r"device-side assert", r"unspecified launch failure", r"Segmentation fault",
-        r"SIG(?:SEGV|BUS|ABRT)", r"Bus error", r"Memory access fault by GPU", r"HSA_STATUS_ERROR", r"(?:CUDA|HIP|NPU|XPU|MUSA) (?:\w+ )?error",
-        r"(?:cuda|hip)Error", r"CU(?:BLAS|DNN)_STATUS", r"Triton Error", r"AcceleratorError", r"double free", r"corrupted", r"invalid pointer",
-        r"(?:malloc|free)\(\)", r"\bXid\b", r"EZ\d{4}", r"E[A-Z]9999", r"ERR\d{5}", r"aclError", r"ACL (?:error|api)", r"XlaRuntimeError",
-        r"not permitted when stream is capturing", r"Internal Triton", r"cutlass", r"\bMLIR\b", r"nanobind", r"flashinfer", r"deep_?gemm",
+        r"illegal memory access", r"misaligned address", r"device-side assert", r"unspecified launch failure",
+        r"Segmentation fault",
+        r"SIG(?:SEGV|BUS|ABRT)", r"Bus error", r"Memory access fault by GPU", r"HSA_STATUS_ERROR",
+        r"(?:CUDA|HIP|NPU|XPU|MUSA) (?:\w+ )?error",
+        r"(?:cuda|hip)Error", r"CU(?:BLAS|DNN)_STATUS", r"Triton Error", r"AcceleratorError", r"double free",
+        r"corrupted", r"invalid pointer",
+        r"(?:malloc|free)\(\)", r"\bXid\b", r"EZ\d{4}", r"E[A-Z]9999", r"ERR\d{5}", r"aclError", r"ACL (?:error|api)",
+        r"XlaRuntimeError",
+        r"not permitted when stream is capturing", r"Internal Triton", r"cutlass", r"\bMLIR\b", r"nanobind",
+        r"flashinfer", r"deep_?gemm",
         r"\baiter\b",
     ),
     _sign(
@@ -392,14 +441,16 @@ SIGNS = (
     _sign("library", r"NotImplementedError", r"is not supported", r"Unsupported", r"not implemented"),
     _sign("check", r"^[\w.]*(?:Error|Exception)\b", place=r"^(?:sglang|srt)/"),
     _sign("check", r"memory leak detected", r"AssertionError"),
-    _sign("kernel", r"^Fatal Python error", r"^terminate called", r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?(?:Aborted|Illegal instruction)"),
+    _sign("kernel", r"^Fatal Python error", r"^terminate called",
+        r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?(?:Aborted|Illegal instruction)"),
 )  # fmt: skip
 _WEAK = frozenset({"check", "unknown", "peer"})
 _OF_A_START = frozenset({"argument", "model", "address", "proxy", "device"})
 
 
 def class_of(texts: Sequence[str], place: str = "") -> str:
-    """Return the class of an end by the texts of a chain of exceptions, the last one last, and the frame that raised it.
+    """Return the class of an end by the texts of a chain of exceptions, the last one last, and the frame that raised
+    it.
 
     An earlier exception counts where the last one shows no cause of its own.
     """
@@ -429,7 +480,8 @@ def shortened(text: str, longest: int = LONGEST_WORDS) -> str:
     return text if len(text) <= longest else text[: longest - 2].rpartition(" ")[0] + " " + clean.CUT
 
 
-# Why the KV cache of a request did not get from the prefill to the decode server, by the words of SGLang's own line, as the wheels 0.4.6 to
+# Why the KV cache of a request did not get from the prefill to the decode server, by the words of SGLang's own line, as
+# the wheels 0.4.6 to
 # 0.5.23 print them (srt/disaggregation). Where a line names a variable, the advice does too.
 
 LONG_WAIT = 600  # seconds, as SGLang's own line advises
@@ -453,50 +505,62 @@ def _transfer(
 TRANSFERS: Sequence[tuple[re.Pattern[str], Ending]] = (
     _transfer(
         r"KVPoll\.WaitingForInput|transfer done signal|waiting_timeout|waiting for prefill completion",
-        "read the prefill server's log at the same time, and check that it answers: it did not send the KV cache in time",
-        "The decode server has room for the request and waits for the KV cache, which the prefill server computes and sends.",
+        "read the prefill server's log at the same time, and check that it answers: it did not send the KV cache in"
+        " time",
+        "The decode server has room for the request and waits for the KV cache, which the prefill server computes"
+        " and sends.",
         variable="SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
     ),
     _transfer(
         r"KVPoll\.Bootstrapping|timed out when bootstrapping",
-        "look at the decode server at the same time: whether it runs, and whether its KV cache is full (#prealloc-req in its log)",
-        "The prefill server waits until the decode server has room for the request and says where its KV cache belongs.",
+        "look at the decode server at the same time: whether it runs, and whether its KV cache is full"
+        " (#prealloc-req in its log)",
+        "The prefill server waits until the decode server has room for the request and says where its KV cache"
+        " belongs.",
         variable="SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",
     ),
     _transfer(
         r"decode instance could be dead|remote mooncake session",
-        "read the last lines of the decode server's log, and check that it runs: its session with this prefill server is gone",
+        "read the last lines of the decode server's log, and check that it runs: its session with this prefill"
+        " server is gone",
         "The prefill server takes a decode server for dead after a transfer to it failed.",
     ),
     _transfer(
         r"prefill instance, it might be dead",
-        "read the prefill server's log at the same time, where it says why: Prefill transfer failed, and the lines of the transfer backend before it",
-        "SGLang prints these words when the prefill server reports that it could not send: that server answers, and its network or its transfer"
+        "read the prefill server's log at the same time, where it says why: Prefill transfer failed, and the lines"
+        " of the transfer backend before it",
+        "SGLang prints these words when the prefill server reports that it could not send: that server answers, and"
+        " its network or its transfer"
         " backend failed.",
         not_if="the prefill server ended at that time: then its last lines say why",
     ),
     _transfer(
         r"los(?:t|ing) connection with prefill|prefill down|node failure",
-        "read the last lines of the prefill server's log, and check that it runs: it no longer answers the decode server's heartbeat",
+        "read the last lines of the prefill server's log, and check that it runs: it no longer answers the decode"
+        " server's heartbeat",
         "The decode server gives up all requests that wait for a prefill server without a heartbeat"
         " (SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL, SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE).",
     ),
     _transfer(
         r"could not fetch (?:prefill|bootstrap)|failed to get prefill|error fetching prefill|bootstrap server",
-        "check that the prefill server runs and that its bootstrap port (--disaggregation-bootstrap-port, default 8998) is reached from the other"
+        "check that the prefill server runs and that its bootstrap port (--disaggregation-bootstrap-port, default"
+        " 8998) is reached from the other"
         " server",
         "Both sides find each other through the bootstrap server, which runs in the prefill server.",
     ),
     _transfer(
         r"staging (?:ring|pool)|STAGING",
-        "give the staging buffer more room: raise SGLANG_DISAGG_STAGING_POOL_SIZE_MB, or lower --chunked-prefill-size of the prefill server",
+        "give the staging buffer more room: raise SGLANG_DISAGG_STAGING_POOL_SIZE_MB, or lower"
+        " --chunked-prefill-size of the prefill server",
         "SGLang's own line asks for it: a chunk does not fit the buffer that it is sent through.",
         not_if="prefill and decode have the same attention TP size: then nothing is staged",
     ),
     _transfer(
         r"FORCE_QUERY_PREFILL_DP_RANK",
-        "set SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1 on both servers, or let the router choose the DP rank by the bootstrap room",
-        "SGLang's own line asks for it: the router sent the request to another DP rank than its bootstrap room implies.",
+        "set SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1 on both servers, or let the router choose the DP"
+        " rank by the bootstrap room",
+        "SGLang's own line asks for it: the router sent the request to another DP rank than its bootstrap room"
+        " implies.",
         not_if="all requests come through one router",
     ),
     _transfer(
@@ -512,13 +576,15 @@ TRANSFERS: Sequence[tuple[re.Pattern[str], Ending]] = (
     ),
     _transfer(
         r"failed to send kv chunk|session \S+ failed|transport error|transfer failed|submission failed|NIXL|mori",
-        "check the network between the two servers: the transfer backend's own lines just before, --disaggregation-ib-device, and whether the other"
+        "check the network between the two servers: the transfer backend's own lines just before,"
+        " --disaggregation-ib-device, and whether the other"
         " server runs",
         "The transfer backend could not write into the other server's memory.",
     ),
     _transfer(
         "",
-        "read the other server's log at the same time, and the lines of the other ranks of this one: one of them has the reason",
+        "read the other server's log at the same time, and the lines of the other ranks of this one: one of them has"
+        " the reason",
         "One side of a prefill/decode pair, or one rank, ends a request because another one did.",
     ),
 )  # fmt: skip
@@ -535,14 +601,19 @@ def of_transfer(text: str) -> Ending:
 
 
 def relaxed(cause: Ending, text: str) -> str:
-    """Return how to wait longer, where SGLang has a variable for it; empty where it has none, or where it is long already."""
+    """Return how to wait longer, where SGLang has a variable for it; empty where it has none, or where it is long
+    already.
+    """
     if not cause.variable:
         return ""
     advised = next((f"{name}={value}" for name, value in _ADVISED.findall(text) if name == cause.variable), "")
     waited = _SECONDS.search(text)
     if waited is not None and float(waited[1]) >= LONG_WAIT:
         return f"longer waits will hardly help: {cause.variable} is {float(waited[1]):.0f} s already"
-    return f"if it is only slow: export {advised or f'{cause.variable}={LONG_WAIT}'} on the {_SIDES[cause.variable]} server (default 300 seconds)"
+    return (
+        f"if it is only slow: export {advised or f'{cause.variable}={LONG_WAIT}'} on the {_SIDES[cause.variable]}"
+        " server (default 300 seconds)"
+    )
 
 
 # As plain JSON, for a state file

@@ -22,7 +22,8 @@ _LIMIT = "effective_max_running_requests_per_dp"
 # Fields of the answer that are no arguments. launch_command repeats the command line with its secrets.
 _NOT_ARGUMENTS = frozenset({
     "internal_states", "launch_command", "scheduler_pids", "startup_time", "status", "version", "frontend", "kv_events",
-    "hicache_object_layout", "max_total_num_tokens", "max_req_input_len", "last_gen_throughput", "memory_usage", "avg_spec_accept_length",
+    "hicache_object_layout", "max_total_num_tokens", "max_req_input_len", "last_gen_throughput", "memory_usage",
+    "avg_spec_accept_length",
     _LIMIT,
 })  # fmt: skip
 
