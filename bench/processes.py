@@ -1,4 +1,6 @@
-"""The programs that are compared: run to their end, or running on a free port, with the CPU and memory that they use."""
+"""The programs that are compared: run to their end, or running on a free port, with the
+CPU and memory that they use.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sphinx builds the site from the Markdown of the whole repository, so that one link works here and on a code host: `make docs`."""
+"""Sphinx builds the site from the Markdown of the whole repository, so that one link works here and on a code host:
+`make docs`.
+"""
 
 from sglang_tuning_exporter import __version__
 

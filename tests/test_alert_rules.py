@@ -144,8 +144,8 @@ def test_every_text_of_an_alert_is_rendered(name: str, rendered: dict[str, list[
         (("restart_loop", 4, 2), "restarts again and again, 4 times in 30 min", "4 starts in 30 minutes (limit 2)."),
         (("server_down", 1, 0), "server down", "the last scrapes of SGLang failed, or its log shows its end."),
         (("time_to_first_token_burning_fast", 0.4, 0.144), "TTFT too long for 40% of requests (1 h)",
-         "40% of the first tokens came later than the objective in the last hour, and the short window shows that it"
-         " goes on (limit 14.4%)."),
+         ("40% of the first tokens came later than the objective in the last hour, and the short window shows that it"
+         " goes on (limit 14.4%).")),
     ],
 )  # fmt: skip
 def test_title_and_description_have_the_figure_with_its_unit_beside_its_limit(

@@ -187,14 +187,14 @@ def test_larger_graphs_are_paid_for_where_too_little_would_be_left(left: float, 
 @pytest.mark.parametrize(
     ("row", "release", "args", "expected"),
     [
-        ("dp_imbalanced", "0.5.23", {"dp_size": 2, "load_balance_method": "round_robin"}, ["--load-balance-method"
-            " total_requests"]),
+        ("dp_imbalanced", "0.5.23", {"dp_size": 2, "load_balance_method": "round_robin"}, [("--load-balance-method"
+            " total_requests")]),
         ("dp_imbalanced", "0.5.5.post3", {"dp_size": 2, "load_balance_method": "round_robin"},
             ["--load-balance-method shortest_queue"]),
         # its shortest_queue fails at the first request
         ("dp_imbalanced", "0.4.9.post6", {"dp_size": 2, "load_balance_method": "round_robin"}, [""]),
-        ("dp_imbalanced", "0.3.0", {"dp_size": 2, "load_balance_method": "round_robin"}, ["--load-balance-method"
-            " shortest_queue"]),
+        ("dp_imbalanced", "0.3.0", {"dp_size": 2, "load_balance_method": "round_robin"}, [("--load-balance-method"
+            " shortest_queue")]),
         ("running_far_below_limit", "0.4.0.post2", {"kv_cache_dtype": "auto"}, ["--kv-cache-dtype fp8_e5m2"]),
         ("running_far_below_limit", "0.4.1.post7", {"kv_cache_dtype": "auto"}, ["--kv-cache-dtype fp8_e4m3"]),
         ("dp_attention_candidate", "0.5.9", {"tp_size": 8, "dp_size": 1}, ["--enable-dp-attention", "--dp-size 8"]),

@@ -50,8 +50,7 @@ def test_a_condition_is_above_its_limit_where_the_row_holds() -> None:
 
 def finding(name: str, *changes: Change) -> Finding:
     row = BY_ID[name]
-    # A finding's own order
-    return Finding(name, row.alert, row.severity, True, row.summary, "", "", "high", (), changes)  # noqa: FBT003
+    return Finding(name, row.alert, row.severity, True, row.summary, "", "", "high", (), changes)  # noqa: FBT003 - a finding's own order
 
 
 def judgement(name: str, *changes: Change) -> Judgement:

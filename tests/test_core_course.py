@@ -142,8 +142,7 @@ OWN, OTHER = (
         (CUDA + OWN + "Process 1609 has 310.00 MiB memory in use. ", False),
     ],
 )
-# A case
-def test_another_process_that_holds_memory_comes_before_any_flag(words: str, noted: bool) -> None:  # noqa: FBT001
+def test_another_process_that_holds_memory_comes_before_any_flag(words: str, noted: bool) -> None:  # noqa: FBT001 - a case
     failed = finding(judged([*start(), *load(20, 60), stamp(82) + words]), "out_of_memory_any")
     assert ("9.9 GB of this GPU's memory" in failed.changes[0].words) is noted
     assert [each.flag for each in failed.changes if each.flag] == ["--mem-fraction-static"]
@@ -216,8 +215,7 @@ def test_a_pause_with_requests_waiting_is_silence_and_no_idle_time(queue: int, w
 
 
 @pytest.mark.parametrize(("graph", "share"), [(True, "replayed"), (False, "unsupported")])
-# A case
-def test_a_batch_that_replays_has_graphs_whatever_device_its_line_names(graph: bool, share: str) -> None:  # noqa: FBT001
+def test_a_batch_that_replays_has_graphs_whatever_device_its_line_names(graph: bool, share: str) -> None:  # noqa: FBT001 - a case
     lines = [decode(at, graph=graph).replace("cuda graph", "cpu graph") for at in range(0, 60, 2)]
     assert judged(lines).shares["cuda_graph"] == {share: 1.0}
 
@@ -247,8 +245,8 @@ LOADS = {
         "The load of less than 1 s was too short for a verdict: queue up to 5, the KV cache up to 94 % full."),
     "that retracted": (
         [*load(0, 8, running=2, usage=1.0), retraction(9)],
-        "The load of 8 s was too short for a verdict: the KV cache up to 100 % full, and SGLang retracted running"
-        " requests once.",
+        ("The load of 8 s was too short for a verdict: the KV cache up to 100 % full, and SGLang retracted running"
+        " requests once."),
     ),
     "that is long enough": (
         [*load(0, 200, running=2, usage=0.6), retraction(201)],

@@ -107,8 +107,8 @@ ENDS = {
     "memory of the host": (["OSError: [Errno 12] Cannot allocate memory"], "srt/mem_cache/pool_host.py", "host_memory"),
     "a right to a file": (["PermissionError: [Errno 13] Permission denied: '/cache/hub'"], "srt/model_loader/loader.py",
         "argument"),
-    "a longer context": (["ValueError: context_length (9) is greater than the derived context_length (8), or CUDA"
-        " errors"], "srt/a.py", "argument"),
+    "a longer context": ([("ValueError: context_length (9) is greater than the derived context_length (8), or CUDA"
+        " errors")], "srt/a.py", "argument"),
     "an address of another machine": (["zmq.error.ZMQError: Cannot assign requested address (addr='tcp://10.0.0.5:1')"],
         "srt/a.py", "argument"),
     "a compiler of C": (["subprocess.CalledProcessError: Command '['/usr/bin/gcc', 'm.c']' returned 1."],

@@ -198,6 +198,5 @@ def test_the_log_wins_over_server_info() -> None:
 @pytest.mark.parametrize(
     ("version", "first"), [("0.4.1.post7", True), ("0.4.3", False), ("0.5.23", False), (None, False)]
 )
-# A case
-def test_the_guides_first_edition_is_that_of_servers_before_0_4_3(version: str | None, first: bool) -> None:  # noqa: FBT001
+def test_the_guides_first_edition_is_that_of_servers_before_0_4_3(version: str | None, first: bool) -> None:  # noqa: FBT001 - a case
     assert Facts(version=version).is_first_edition is first

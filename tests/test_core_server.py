@@ -183,8 +183,7 @@ def test_requests_that_wait_long_for_the_other_side_name_it(answer: Judgement, v
         ("decode", "graph_memory_short", 0.4, True),
     ],
 )
-# A case
-def test_the_reserve_of_memory_is_judged_by_what_a_side_does(role: str, row: str, left: float, is_found: bool) -> None:  # noqa: FBT001
+def test_the_reserve_of_memory_is_judged_by_what_a_side_does(role: str, row: str, left: float, is_found: bool) -> None:  # noqa: FBT001 - a case
     assert (row in found(judged([*start(left=left, disaggregation_mode=role), *load(20, 60)]))) is is_found
 
 

@@ -116,8 +116,8 @@ def test_whatever_a_reason_and_a_request_id_hold_one_request_failed(text: str) -
         ("Could not fetch prefill parallel info from bootstrap_addr: 10.0.0.1:8998", "--disaggregation-bootstrap-port",
             ""),
         ("Failed to send kv chunk of 11 to 10.0.0.1:4000", "--disaggregation-ib-device", ""),
-        ("follow_bootstrap_room conflict: dispatched to dp_rank 1. Set"
-            " SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1 to allow mixed routing.",
+        (("follow_bootstrap_room conflict: dispatched to dp_rank 1. Set"
+            " SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1 to allow mixed routing."),
          "SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1", ""),
         (ANOTHER, "other ranks", ""),
         ("something new", "other server's log", ""),

@@ -45,8 +45,7 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.goes_on, self.checked = threading.Event(), 0
         self._real = Passwords.verify
-        # A function takes its instance
-        monkeypatch.setattr(Passwords, "verify", lambda *given: self._verify(*given))  # noqa: PLW0108
+        monkeypatch.setattr(Passwords, "verify", lambda *given: self._verify(*given))  # noqa: PLW0108 - a function takes its instance
 
     def _verify(self, *given: object) -> bool:
         self.checked += 1

@@ -48,8 +48,7 @@ def constants() -> dict[tuple[str, str], Any]:
                 continue
             for target, value in pairs:
                 both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
-                # Both are tuples
-                each = zip(target.elts, value.elts, strict=True) if both else [(target, value)]  # type: ignore[attr-defined]
+                each = zip(target.elts, value.elts, strict=True) if both else [(target, value)]  # type: ignore[attr-defined] # both are tuples
                 for name, number in each:
                     if isinstance(name, ast.Name) and NAME.fullmatch(name.id) and evaluated(number) is not None:
                         found[module, name.id] = evaluated(number)

@@ -205,8 +205,8 @@ def test_only_endpoints_that_generate_are_counted() -> None:
     ("page", "cached"),
     [
         (
-            'sglang:cached_tokens_total{cache_source="device"} 30.0\n'
-            'sglang:cached_tokens_total{cache_source="host"} 5.0\n',
+            ('sglang:cached_tokens_total{cache_source="device"} 30.0\n'
+            'sglang:cached_tokens_total{cache_source="host"} 5.0\n'),
             35.0,
         ),
         ('sglang:cached_tokens_total{model_name="m"} 30.0\n', 30.0),

@@ -17,8 +17,7 @@ AT_ONCE = 32  # requests that a server of the examples serves
 
 
 def judgement(verdict: str, *changes: Change) -> Judgement:
-    # As the class has it
-    finding = Finding(verdict, "", "warning", True, "", "", "", "high", (), changes)  # noqa: FBT003
+    finding = Finding(verdict, "", "warning", True, "", "", "", "high", (), changes)  # noqa: FBT003 - as the class has it
     return Judgement(verdict, "", "warning", (finding,), {})
 
 

@@ -178,8 +178,7 @@ def test_our_timeout_is_the_scrapers_less_a_margin(announced: str | None, most: 
     ],
     ids=["200", "503", "no answer", "404", "401"],
 )
-# A case
-def test_a_health_check_succeeds_fails_or_is_not_made(answer: Answer, healthy: bool | None) -> None:  # noqa: FBT001
+def test_a_health_check_succeeds_fails_or_is_not_made(answer: Answer, healthy: bool | None) -> None:  # noqa: FBT001 - a case
     server = FakeSGLang({"/health_generate": answer})
     server.start()
     try:

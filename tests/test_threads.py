@@ -55,8 +55,7 @@ def test_a_log_is_followed_again_after_an_unexpected_error(
             lines = book.lines["decode"]
             file.write(text)
             file.flush()
-            # Waited for at once
-            wait_for(lambda: sidecar.threads.errors["log"] == 1 if text == b"bang\n" else book.lines["decode"] > lines)  # noqa: B023
+            wait_for(lambda: sidecar.threads.errors["log"] == 1 if text == b"bang\n" else book.lines["decode"] > lines)  # noqa: B023 - waited for at once
     sidecar.stop()
     [line] = said
     assert line.startswith("log thread: unexpected error, please report it: KeyError: ")

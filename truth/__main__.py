@@ -21,7 +21,8 @@ from truth.cases import WAYS, Case, data
 
 # Each with the part of its cases that a sample asks: one in so many.
 FAMILIES = {
-    "counts": 25, "guide": 9, "situations": 40, "simulated": 30, "today": 16, "every_way": 23, "surface": 1, "processes": 11,
+    "counts": 25, "guide": 9, "situations": 40, "simulated": 30, "today": 16, "every_way": 23, "surface": 1,
+    "processes": 11,
 }  # fmt: skip
 
 
@@ -76,7 +77,10 @@ def score(results: Iterable[Result]) -> Iterator[str]:
 
 
 def unexpected(results: Iterable[Result], listed: dict[str, dict[str, str]]) -> Iterator[str]:
-    """Give a line for each result that the list of what fails does not expect. Drawn cases are new at each run, and only counted."""
+    """Give a line for each result that the list of what fails does not expect.
+
+    Drawn cases are new at each run, and only counted.
+    """
     for result in results:
         known = (listed.get(result.family) or {}).get(result.key)
         if result.wrong and known is None and not result.case.startswith("drawn/"):

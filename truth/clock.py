@@ -86,9 +86,7 @@ def move(to: float) -> None:
 
 asyncio.BaseEventLoop.time = lambda _self, steady=time.perf_counter: steady()  # type: ignore[method-assign,misc]
 time.time = time.monotonic = now
-# Taken from `time` before this file could replace it
-threading._time = queue.time = now  # type: ignore[attr-defined] # noqa: SLF001
+threading._time = queue.time = now  # type: ignore[attr-defined] # noqa: SLF001 - taken from `time` before this file could replace it
 threading.Condition.wait = _wait  # type: ignore[method-assign]
-# The one in C waits by the real clock
-queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined,misc] # noqa: SLF001
+queue.SimpleQueue = queue._PySimpleQueue  # type: ignore[attr-defined,misc] # noqa: SLF001 - the one in C waits by the real clock
 socket.socket.recv_into = _receive  # type: ignore[assignment,method-assign]

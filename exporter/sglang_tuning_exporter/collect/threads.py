@@ -49,8 +49,7 @@ class Threads:
             run()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other threads and the pages go on
             self.errors[name] += 1
-            # One line: a traceback does not help an operator
-            logger.error("%s thread: unexpected error, please report it: %s", name, described(error))  # noqa: TRY400
+            logger.error("%s thread: unexpected error, please report it: %s", name, described(error))  # noqa: TRY400 - one line: a traceback does not help an operator
 
     def join(self, until: float) -> bool:
         """Wait for all threads until this monotonic time; return False if one still runs."""

@@ -74,8 +74,7 @@ class Option:
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 
-# Argparse's name
-def _setting(convert: Callable[[Any], Any], default: Any, metavar: str, help: str, **more: Any) -> Any:  # noqa: A002
+def _setting(convert: Callable[[Any], Any], default: Any, metavar: str, help: str, **more: Any) -> Any:  # noqa: A002 - argparse's name
     return field(
         default_factory=lambda: default,
         metadata={"convert": convert, "default": default, "metavar": metavar, "help": help, **more},

@@ -97,8 +97,7 @@ def address(value: Any) -> str:
     match = re.fullmatch(r"(?:\[(?P<v6>[^\]\s]+)\]|(?P<host>[^:\s]*)):(?P<port>[0-9]{1,5})", as_word(value))
     if match is None or int(match["port"]) > 65535:
         raise UsageError(f"give HOST:PORT with a port from 0 to 65535, such as 0.0.0.0:{DEFAULT_PORT}")
-    # `:9741` means every interface, as in every exporter
-    return joined(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104
+    return joined(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104 - `:9741` means every interface, as in every exporter
 
 
 def url(value: Any) -> str:

@@ -191,8 +191,7 @@ class Guard:
         except FullError as full:
             await PlainTextResponse(f"{full.detail}\n", 503, headers=_LATER)(scope, receive, counted)
         except Exception as error:  # noqa: BLE001 - whatever it is, other requests go on
-            # One line
-            logger.error("%s: unexpected error, please report it: %s", scope["path"][:80], described(error))  # noqa: TRY400
+            logger.error("%s: unexpected error, please report it: %s", scope["path"][:80], described(error))  # noqa: TRY400 - one line
             if not scope.get("begun"):
                 await PlainTextResponse("Internal Server Error", 500)(scope, receive, counted)
 

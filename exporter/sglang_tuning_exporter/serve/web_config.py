@@ -266,8 +266,7 @@ class _Loader(yaml.BaseLoader):
     nothing, and no key stands twice.
     """
 
-    # The base class's signature
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the base class's signature
         found: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep)
@@ -282,8 +281,7 @@ class _Loader(yaml.BaseLoader):
 def parse(text: str) -> dict[str, Any]:
     """Return the checked sections of a web configuration file. Raises `UsageError`."""
     try:
-        # A BaseLoader, which makes nothing but text, lists and mappings
-        content = yaml.load(text, Loader=_Loader)  # noqa: S506 # nosec B506
+        content = yaml.load(text, Loader=_Loader)  # noqa: S506 # nosec B506 # a BaseLoader, which makes nothing but text, lists and mappings
     except yaml.MarkedYAMLError as error:
         # Without the line itself, which PyYAML would show: it may be a password's.
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark is not None else ""
@@ -408,8 +406,7 @@ class ActiveConfig:
         try:
             found, context = load(self._path, self._judged)
             if (context is None) is self.is_tls:
-                # One place reports
-                raise values.UsageError("tls_server_config: restart the exporter to turn TLS on or off")  # noqa: TRY301
+                raise values.UsageError("tls_server_config: restart the exporter to turn TLS on or off")  # noqa: TRY301 - one place reports
         except values.UsageError as error:
             self._report(str(error))
             return False
