@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.events import ENDINGS, LONGEST_TEXT, Event, Rank, class_of, from_json, quoted, to_json
+from sglang_tuning_exporter.core.events import (
+    ENDINGS,
+    LONGEST_TEXT,
+    LONGEST_WORDS,
+    Event,
+    Rank,
+    class_of,
+    from_json,
+    quoted,
+    to_json,
+)
 from sglang_tuning_exporter.core.findings import Finding, Judgement
 from sglang_tuning_exporter.core.inputs import Logs
 from sglang_tuning_exporter.core.report import judge_logs
@@ -74,9 +84,25 @@ ENDS = {
         "srt/managers/schedule_batch.py", "check"),
     "an object of its own": (["TypeError: Unsupported BCG output type: <class 'LogitsProcessorOutput'>"],
         "srt/model_executor/runner.py", "check"),
-    "what is not supported": (["ValueError: Unsupported quantization: fp4"], "srt/model_executor/runner.py", "library"),
-    "an unbalanced check": (["ValueError: The memory capacity is unbalanced. Some GPUs may be occupied."],
-        "srt/model_executor/model_runner.py", "check"),
+    "what is not supported": (["ValueError: Unsupported quantization: fp4"], "srt/model_executor/runner.py",
+        "unsupported"),
+    "an unbalanced check": (["ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other"],
+        "srt/model_executor/model_runner.py", "occupied"),
+    "a GPU that is too old": (["RuntimeError: SGLang only supports sm75 and above."],
+        "srt/model_executor/model_runner.py", "gpu"),
+    "a data type that a GPU lacks": (["ValueError: FP8 KV cache with fa3 is only supported on Hopper GPUs"],
+        "srt/layers/attention/flashattention_backend.py", "gpu"),
+    "a variable that must be set": (["AssertionError: X_BIND is not set, please set the cores of each rank via X_BIND"],
+        "srt/utils/numa_utils.py", "unsupported"),
+    "what a model requires": (["ValueError: score_mod is only supported by the FA4 backend."],
+        "srt/layers/attention/flashattention_backend.py", "unsupported"),
+    "an error that Python raises": (["AttributeError: 'NoneType' object has no attribute 'must'"],
+        "srt/layers/moe.py", "check"),
+    "tensors that do not fit each other": (["RuntimeError: The size of tensor a (7) must match the size of tensor b"],
+        "srt/models/llama.py", "check"),
+    "a check without words": (["AssertionError"], "srt/models/llama.py", "check"),
+    "words of no known class": (["ValueError: pack header 7 does not match manifest"],
+        "srt/model_loader/validate.py", "unclassified"),
     "an argument": (["AssertionError: page size must be 64"], "srt/server_args.py", "argument"),
     "an argument that the text names": (["ValueError: Please use --attention-backend triton here"],
         "srt/models/llama.py", "argument"),
@@ -359,6 +385,23 @@ def test_the_last_words_survive_the_exporter() -> None:
     later.restore(json.loads(json.dumps(watch.saved(1000.0))), 1600.0, 500.0)
     assert later.server.end_explanation is not None
     assert (later.server.end_explanation.text, later.server.end_explanation.time) == ("KeyError: 'x'", 1000.0)
+
+
+def test_a_long_quotation_keeps_the_sentence_that_says_what_to_do() -> None:
+    words = "AssertionError: X_BIND is not set, in this case " + "the number of ranks is too large for the nodes " * 5
+    said = Event("words", word="unsupported", text=words + "please set the cores for each rank via X_BIND")
+    assert said.short.startswith("AssertionError: X_BIND is not set")
+    assert said.short.endswith("please set the cores for each rank via X_BIND")
+    assert len(said.short) <= LONGEST_WORDS
+
+
+def test_the_reason_of_a_start_that_fails_speaks_of_no_requests(tmp_path: Path) -> None:
+    words = scheduler("KeyError: 'x'", "srt/model_loader/loader.py")
+    started = AT.format(1, 0) + "server_args=ServerArgs(model_path='x', tp_size=1)"
+    (change,) = crash(tmp_path, started, *words, "", SIGQUIT).changes
+    assert "each start" in change.why
+    (change,) = crash(tmp_path, SERVED, *words, "", SIGQUIT).changes
+    assert "kind of request" in change.why
 
 
 def test_the_schema_of_a_report_has_every_class() -> None:

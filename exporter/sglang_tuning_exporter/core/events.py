@@ -108,8 +108,11 @@ class Event:
 
     @property
     def short(self) -> str:
-        """Its text, cut at a word."""
-        return shortened(self.text)
+        """Its text, cut at a word; of a long one its beginning and the sentence that says what to do."""
+        remedy = _REMEDY.search(self.text)
+        if len(self.text) <= LONGEST_WORDS or remedy is None or remedy.end() <= LONGEST_WORDS:
+            return shortened(self.text)
+        return f"{shortened(self.text, LONGEST_WORDS // 3)} {shortened(remedy[0], 2 * LONGEST_WORDS // 3)}"
 
     @property
     def is_sure(self) -> bool:
@@ -157,6 +160,7 @@ class Ending:
 
     `weight`: the heavier one explains an end.
 
+    why_of_start: the reason for a server that never served, where that is another one.
     variable: of a failed transfer, what lets SGLang wait longer.
     """
 
@@ -165,9 +169,11 @@ class Ending:
     why: str
     not_if: str
     weight: int = 3
+    why_of_start: str = ""
     variable: str = ""
 
 
+_REMEDY = re.compile(r"\b(?:please|try to|consider|(?:you (?:can|may|need to)))\b[^\n]+", re.IGNORECASE)
 _REPEATS = "A restart repeats it."
 ENDINGS: Mapping[str, Ending] = {
     "memory": Ending(
@@ -244,12 +250,38 @@ ENDINGS: Mapping[str, Ending] = {
         _REPEATS,
         "the same image ran before on this kind of GPU",
     ),
+    "gpu": Ending(
+        "SGLang or a kernel of it does not support this GPU",
+        "use a GPU of a generation that the line names, or the backend or the data type that this GPU has",
+        f"SGLang's own words name what is needed. {_REPEATS}",
+        "the server ran before on this kind of GPU: then something else has changed",
+    ),
+    "occupied": Ending(
+        "another process seems to hold memory of a GPU",
+        "end what holds it (nvidia-smi shows that), or give the server free GPUs (CUDA_VISIBLE_DEVICES)",
+        f"SGLang compares the free memory of its GPUs before it loads the model. {_REPEATS}",
+        "only this server's own processes are on these GPUs, such as a draft model's: then"
+        " SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK=false turns the check off",
+    ),
+    "unsupported": Ending(
+        "SGLang does not support what it was given, or lacks what it requires",
+        "do what the line asks for, or change the argument, the model or the combination that it refuses",
+        f"SGLang's own words say it. {_REPEATS}",
+        "the same command ran before with this release and model: then something else has changed",
+    ),
     "check": Ending(
         "a check of SGLang's own code failed: a bug, not tuning",
         "search SGLang's issues for the words of this line and the release; then update, or drop the option that it is"
         " about",
         "Until then it comes back with the same kind of request.",
         "the release or the model was changed by hand",
+        why_of_start="Until then each start with these arguments ends in the same way.",
+    ),
+    "unclassified": Ending(
+        "its log names no known cause",
+        "read the words of this line, and search SGLang's issues for them and the release",
+        "The line is the last that a process said before it ended; this program has no class for its words.",
+        "another rank or node ended before: then its last lines say why",
     ),
     "kernel": Ending(
         "a kernel or a native library failed",
@@ -341,7 +373,8 @@ SIGNS = (
     _sign(
         "model", r"connect to 'https?://", r"LocalEntryNotFound", r"does not appear to have (?:a file|files)",
         r"HTTPSConnectionPool",
-        r"urllib3\.exceptions\.(?:Protocol|SSL)Error", r"SafetensorError", r"Cannot find any model weights",
+        r"urllib3\.exceptions\.(?:Protocol|SSL)Error", r"SafetensorError", r"(?:Cannot find any|No) model weights",
+        r"header is truncated",
         r"HfHubHTTPError",
         r"CERTIFICATE_VERIFY_FAILED", r"429 Client",
     ),
@@ -359,6 +392,16 @@ SIGNS = (
         r"Rank \d+ scheduler (?:died|is dead)", r"scheduler (?:process )?died", r"child (?:process|failed)",
         r"\bpeer\b[^.]{0,40}(?:exit|died|dead|gone)", r"from rank \d+\b", r"check rank \d+ logs",
         r"other ranks (?:that )?(?:did|have|are|were)",
+    ),
+    _sign("occupied", r"occupied by other processes", r"memory capacity is unbalanced"),
+    _sign(
+        "gpu",
+        r"(?:only|not|is) (?:support(?:s|ed)?|available) (?:on |by |for )?(?:the |this |your |current )?(?:\w+ ){0,2}"
+        r"(?:sm_?\d\d|compute capability|ampere|hopper|blackwell|turing|volta|ada)\b",
+        r"requires? (?:an? |the )?(?:\w+ ){0,3}(?:sm_?\d\d|compute capability|ampere|hopper|blackwell|GPU"
+        r" architecture)\b",
+        r"\bsm_?\d{2,3}\+? (?:and above|or (?:above|higher|newer|later))",
+        r"compute capability (?:of )?(?:>=|at least|\d+\.\d+ or)",
     ),
     _sign(
         "library", r"ptxas", r"\bsm_\d\d", r"compute capability", r"no kernel image", r"hipErrorNoBinaryForGpu",
@@ -393,6 +436,11 @@ SIGNS = (
         r"insufficient (?:\w+ )?memory", r"STATUS_ALLOC_FAILED", r"OUT_OF_RESOURCES",
         r"exceeds? (?:the )?(?:available|free) memory",
     ),
+    _sign(
+        "argument", r"\bSGL(?:ANG)?_[A-Z_]{3,60}(?:=\S{1,40})? (?:must|should|requires?|has to|needs?|is not)\b",
+        r"\brequires? --[a-z]", r"--[a-z][a-z0-9-]{3,}(?:=\S{1,40})? (?:must|requires?|is (?:not|only|incompatible))\b",
+    ),
+    _sign("unsupported", r"\brequires\b", r"\bunsupported\b", place=r"/disaggregation/"),
     # a combination of the pair
     _sign("argument", r"(?:does not|doesn't) support\b", r"\bnot supported\b", place=r"/disaggregation/"),
     _sign(
@@ -400,7 +448,7 @@ SIGNS = (
         r"bootstrap (?:server|room|failed)",
         r"prefill parallel info",
     ),
-    _sign("transfer", place=r"/disaggregation/"),
+    _sign("transfer", place=r"/disaggregation/(?!encoder/)"),
     _sign("storage", place=r"/mem_cache/(?:storage|mooncake_store)/"),
     _sign(
         "network", r"\bGloo\b", r"TCPStore", r"Dist(?:Network|Store|Backend)Error",
@@ -417,16 +465,17 @@ SIGNS = (
         r"Segmentation fault",
         r"SIG(?:SEGV|BUS|ABRT)", r"Bus error", r"Memory access fault by GPU", r"HSA_STATUS_ERROR",
         r"(?:CUDA|HIP|NPU|XPU|MUSA) (?:\w+ )?error",
-        r"(?:cuda|hip)Error", r"CU(?:BLAS|DNN)_STATUS", r"Triton Error", r"AcceleratorError", r"double free",
-        r"corrupted", r"invalid pointer",
+        r"(?:cuda|hip)Error", r"CU(?:BLAS|DNN)_STATUS", r"Triton Error", r"AcceleratorError",
+        r"invalid pointer",
         r"(?:malloc|free)\(\)", r"\bXid\b", r"EZ\d{4}", r"E[A-Z]9999", r"ERR\d{5}", r"aclError", r"ACL (?:error|api)",
         r"XlaRuntimeError",
-        r"not permitted when stream is capturing", r"Internal Triton", r"cutlass", r"\bMLIR\b", r"nanobind",
-        r"flashinfer", r"deep_?gemm",
-        r"\baiter\b",
+        r"not permitted when stream is capturing", r"Internal Triton", r"\bMLIR\b", r"nanobind",
+        # What SGLang itself raises about a library is none of the library's.
+        r"^(?!(?:Assertion|Value|NotImplemented|Type)Error)[\s\S]*"
+        r"(?:double free|corrupted|cutlass|flashinfer|deep_?gemm|\baiter\b)",
     ),
     _sign(
-        "argument", r"unrecognized arguments", r"invalid choice", r"expected (?:one|at least one) argument",
+        "argument", r"unrecogni[sz]ed arguments", r"invalid choice", r"expected (?:one|at least one) argument",
         r"is the correct path", r"trust_remote_code", r"(?:Can't|cannot) load (?:the )?(?:configuration|tokenizer)",
         r"Unrecognized (?:model|configuration)", r"No such file or directory", r"(?:must be|is not|not) divisible",
     ),
@@ -436,16 +485,41 @@ SIGNS = (
         "argument", r"--[a-z][a-z0-9-]{3,}[^.]{0,40}(?:must|should|cannot|is not|requires)",
         r"\b(?:set|use|using|specify|add|pass|enable|disable)\b[^.]{0,80}--[a-z][a-z0-9-]+",
     ),
-    _sign("check", r"^TypeError: Unsupported\b", place=r"^(?:sglang|srt)/"),  # an object of SGLang's own
-    _sign("check", r"^NotImplementedError:?$"),  # without a word: a branch that nobody wrote
-    _sign("library", r"NotImplementedError", r"is not supported", r"Unsupported", r"not implemented"),
-    _sign("check", r"^[\w.]*(?:Error|Exception)\b", place=r"^(?:sglang|srt)/"),
-    _sign("check", r"memory leak detected", r"AssertionError"),
+    _sign("check", r"memory leak detected", r"^AssertionError:?$"),
+    # Python's own errors, which nobody raises on purpose, and tensors that do not fit each other.
+    _sign(
+        "check",
+        r"^(?:Attribute|Key|Index|Name|UnboundLocal|ZeroDivision|Recursion|Overflow)Error\b",
+        r"^TypeError\b(?!.*\brequires?\b)", r"must be [1-5]D\b", r"\bgot shape\b", r"must be contiguous",
+        r"not page[- ]aligned", r"(?:should|must) (?:not|never) be called", r"size of tensor a",
+        r"shapes cannot be multiplied", r"is invalid for input of size", r"shape mismatch",
+        r"Expected all tensors", r"Sizes of tensors must match",
+        place=r"^(?:sglang|srt)/",
+    ),
+    _sign("check", r"^NotImplementedError:?(?: *\S+=\S+)*$"),  # without a word: a branch that nobody wrote
+    _sign(
+        "unsupported", r"\bunsupported\b", r"\b(?:is|are|does) ?n(?:o|')t (?:yet )?support",
+        r"\bsupports? (?:only|at most)",
+        r"\bonly supports?\b", r"not implemented",
+    ),
+    _sign(
+        "unsupported", r"NotImplementedError", r"incompatible", r"\brequire[sd]?\b",
+        r"\b(?:is|are|does|do|was|were) ?n(?:o|')t (?:yet )?(?:currently )?"
+        r"(?:support|available|enabled|installed|compatible|allowed|valid)",
+        r"\b(?:only|must|should|cannot|can't|can not|has to|have to|needs?|at least|at most|expected?|invalid|unknown"
+        r"|unrecogni[sz]ed|missing|please)\b",
+        place=r"^(?:sglang|srt)/(?!managers/(?:schedule|scheduler)|mem_cache/)",
+    ),
+    _sign("unsupported", r"please (?:set|use)\b"),
+    _sign("check", r"^AssertionError"),
+    # What a scheduler and its memory find wrong is their own state.
+    _sign("check", r"^[\w.]*(?:Error|Exception)\b", place=r"^(?:sglang/)?srt/(?:mem_cache/|managers/schedule)"),
+    _sign("unclassified", r"^[\w.]*(?:Error|Exception)\b", place=r"^(?:sglang|srt)/"),
     _sign("kernel", r"^Fatal Python error", r"^terminate called",
         r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?(?:Aborted|Illegal instruction)"),
 )  # fmt: skip
-_WEAK = frozenset({"check", "unknown", "peer"})
-_OF_A_START = frozenset({"argument", "model", "address", "proxy", "device"})
+_WEAK = frozenset({"check", "unclassified", "unknown", "peer"})
+_OF_A_START = frozenset({"argument", "model", "address", "proxy", "device", "gpu", "occupied"})
 
 
 def class_of(texts: Sequence[str], place: str = "") -> str:

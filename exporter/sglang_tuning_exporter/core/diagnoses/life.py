@@ -51,7 +51,8 @@ def _by_explanation(view: View, beside: Beside) -> list[Change]:
     if line is not None and any(diagnosis.ends_as == line.word for diagnosis in beside):
         return []  # the failure beside it has the advice
     ending = ENDINGS[line.word if line is not None else "unknown"]
-    do = say(words=ending.do, why=ending.why, not_if=ending.not_if)
+    why = (_not_started(view) and ending.why_of_start) or ending.why
+    do = say(words=ending.do, why=why, not_if=ending.not_if)
     if line is None:
         return [*named_flags(view, view.ended), do]
     if refused := _UNRECOGNIZED.search(line.text):
