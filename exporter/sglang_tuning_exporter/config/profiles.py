@@ -20,14 +20,22 @@ FIRST_EDITION_QUEUE = (50.0, 500.0)  # healthy queues in the guide's first editi
 class Setting:
     """One argument as the guide sets it for a workload; `arg` and `value` as SGLang prints them, 0 and 1 for switches.
 
-    `why` completes "it …". `needed`: with another value the profile makes no sense.
+    `why` completes "it …". `needed`: with another value the profile makes no sense. `direction`: the only one in which
+    the value does what `why` says; a server that is beyond it has no need of it.
     """
 
     arg: str
     value: float | str
     why: str
+    direction: Literal["", "raise", "lower"] = ""
     is_switch: bool = False
     needed: bool = False
+
+    def is_needed_beside(self, now: object) -> bool:
+        """Whether a server with another value is not beyond this one already."""
+        if now == self.value or not self.direction or isinstance(self.value, str) or not isinstance(now, int | float):
+            return now != self.value
+        return now < self.value if self.direction == "raise" else now > self.value
 
 
 @dataclass(frozen=True)
@@ -212,19 +220,19 @@ PROFILES: dict[str, Profile] = {
             time_to_first_token_seconds=2.0,
             inter_token_seconds=0.1,
             settings=(
-                Setting("max_running_requests", 128.0, "keeps batches small, so that each token comes soon"),
-                Setting("cuda_graph_max_bs", 256.0, "covers every batch with a CUDA graph"),
-                Setting("schedule_conservativeness", 1.2, "avoids retractions, which delay answers"),
+                Setting("max_running_requests", 128.0, "keeps batches small, so that each token comes soon", "lower"),
+                Setting("cuda_graph_max_bs", 256.0, "covers every batch with a CUDA graph", "raise"),
+                Setting("schedule_conservativeness", 1.2, "avoids retractions, which delay answers", "raise"),
             ),
         ),
         Profile(
             "offline",
             queue_lower=100,
             settings=(
-                Setting("mem_fraction_static", 0.9, "leaves more memory for the KV cache"),
-                Setting("max_running_requests", 4096.0, "lets the KV cache decide how many requests run"),
-                Setting("schedule_conservativeness", 0.3, "admits more requests at once"),
-                Setting("chunked_prefill_size", 16384.0, "computes prompts in fewer, larger batches"),
+                Setting("mem_fraction_static", 0.9, "leaves more memory for the KV cache", "raise"),
+                Setting("max_running_requests", 4096.0, "lets the KV cache decide how many requests run", "raise"),
+                Setting("schedule_conservativeness", 0.3, "admits more requests at once", "lower"),
+                Setting("chunked_prefill_size", 16384.0, "computes prompts in fewer, larger batches", "raise"),
             ),
         ),
         Profile(
@@ -238,9 +246,10 @@ PROFILES: dict[str, Profile] = {
                     "page_size",
                     64.0,
                     "makes copies between the two caches larger and fewer",
+                    "raise",
                 ),
                 Setting("schedule_policy", "lpm", "serves requests with a common prefix together"),
-                Setting("chunked_prefill_size", 16384.0, "computes long prompts in fewer chunks"),
+                Setting("chunked_prefill_size", 16384.0, "computes long prompts in fewer chunks", "raise"),
             ),
         ),
         Profile(
@@ -256,7 +265,7 @@ PROFILES: dict[str, Profile] = {
                     is_switch=True,
                     needed=True,
                 ),
-                Setting("page_size", 1.0, "reuses a prefix to its last token"),
+                Setting("page_size", 1.0, "reuses a prefix to its last token", "lower"),
                 *_HICACHE,
             ),
         ),

@@ -137,7 +137,7 @@ def _spelled(view: View, setting: profiles.Setting) -> str:
 
 
 def _differs(view: View, setting: profiles.Setting) -> bool:
-    """Whether the release has the argument and the server another value."""
+    """Whether the release has the argument, and the server a value that is not the guide's nor beyond it."""
     facts = view.facts
     now: object = facts.typed(setting.arg) if isinstance(setting.value, float) else facts.arguments.get(setting.arg)
     if setting.is_switch:
@@ -147,7 +147,7 @@ def _differs(view: View, setting: profiles.Setting) -> bool:
     elif setting.arg == LIMIT and now is None:
         now = facts.least_limit
     is_judged = setting.needed or not facts.is_cpu
-    return now is not None and now != setting.value and is_judged and bool(facts.flag(setting.arg))
+    return now is not None and setting.is_needed_beside(now) and is_judged and bool(facts.flag(setting.arg))
 
 
 def _fits_evidence(setting: profiles.Setting, view: View) -> bool:
@@ -155,12 +155,18 @@ def _fits_evidence(setting: profiles.Setting, view: View) -> bool:
     online, batch = view.profile.queue_lower is None, view.batch() or 0.0
     tests: dict[str, bool] = {
         "mem_fraction_static": view.facts.reserve_gb is None and online,
-        "max_running_requests": isinstance(setting.value, float) and online and batch > setting.value,
-        "schedule_conservativeness": online and mostly(view, "admission", "no_queue"),
+        # A larger batch costs latency alone: where tokens come in time, or nobody measures it, it is no fault.
+        "max_running_requests": isinstance(setting.value, float)
+        and online
+        and batch > setting.value
+        and view.late_share("inter_token", view.profile.inter_token_seconds) > view.profile.late_bound(1.0),
+        # A server that computes prompts alone retracts nothing.
+        "schedule_conservativeness": online and mostly(view, "admission", "no_queue") and view.facts.role != "prefill",
         "chunked_prefill_size": view.prefill_share > MOSTLY_PREFILL / 2,
         "schedule_policy": (view.cached_share or 0.0) >= SHARING[0],
         # SGLang captures no size above the running limit.
-        view.facts.graph_arg: (view.facts.largest_captured or 0.0) < (view.facts.least_limit or inf),
+        view.facts.graph_arg: (view.facts.largest_captured or 0.0) < (view.facts.least_limit or inf)
+        and view.facts.role != "prefill",
         "page_size": view.facts.word("attention_backend") not in PAGED_BACKENDS,
     }
     return tests.get(setting.arg, True)
