@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
+from typing import Literal
 
 GIGABYTE = 1 << 30  # SGLang prints GB as bytes / (1 << 30): get_available_gpu_memory, srt/utils/common.py
 LONG_WAIT, LONG_QUEUE = "an estimated wait above {} s", "more than {} requests waiting"
