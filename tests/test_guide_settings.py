@@ -10,7 +10,7 @@ from views import Load, late, seen
 
 
 def named(view: View) -> list[str]:
-    return [f"{view.facts.flag(setting.arg)} {setting.value:g}" for setting in differing(view)]  # type: ignore[str-format]
+    return [f"{view.facts.flag(setting.arg)} {setting.value:g}" for setting in differing(view)]
 
 
 def test_online_a_batch_beyond_the_largest_graph_may_need_larger_graphs() -> None:
