@@ -67,9 +67,9 @@ def decode(
 def server_of(events: Iterable[Event], **arguments: object) -> Server:
     server = Server(PROFILES["offline"])
     if arguments:
-        server.take(Event("arguments", 0.0, arguments=arguments))
+        server.take_line(Event("arguments", 0.0, arguments=arguments))
     for event in events:
-        server.take(event)
+        server.take_line(event)
     return server
 
 
@@ -168,7 +168,7 @@ def test_lines_of_a_real_server_that_allow_no_line_are_refused_with_the_reason(n
     reader, server, last = Reader(), Server(PROFILES["online"]), 0.0
     for line in recording(name).lines:
         for event in reader.read(line.text):
-            server.take(event)
+            server.take_line(event)
             last = (server.now or 0.0) if event.kind == "decode" else last
     step = known(server, last)
     assert step.line is None

@@ -23,7 +23,7 @@ def read(text: str, ranks: int = 1, **arguments: Any) -> Facts:
         prefix = f"[2025-11-20 11:38:33{f' TP{rank}' if ranks > 1 else ''}] "
         for line in text.splitlines():
             for event in reader.read(f"{prefix}{line}".encode()):
-                facts.take(event)
+                facts.take_line(event)
     return facts
 
 
@@ -32,7 +32,7 @@ def of_release(release: str) -> Facts:
     for line in (LOGS / f"{release}.log").read_bytes().splitlines():
         for event in reader.read(line):
             if event.kind in STARTS:
-                facts.take(event)
+                facts.take_line(event)
     return facts
 
 
@@ -183,14 +183,14 @@ INFO = ServerInfo("0.5.23", {}, [
 
 def test_server_info_fills_what_nothing_else_has() -> None:
     facts = Facts()
-    facts.take(INFO)
+    facts.take_info(INFO)
     assert (facts.weights_gb, facts.gigabytes("pool"), facts.gigabytes("graph")) == (16.5, 39.7, 2.1)
     assert (facts.reserve_gb, facts.pools, facts.largest_captured) == (9.1, {None: 990.0}, 80)
 
 
 def test_the_log_wins_over_server_info() -> None:
     facts, log = of_release("0.5.23"), of_release("0.5.23")
-    facts.take(INFO)
+    facts.take_info(INFO)
     for name in ("weights_gb", "pools_gb", "reserve_gb", "pools", "graph_sizes"):
         assert getattr(facts, name) == getattr(log, name)
 

@@ -24,7 +24,9 @@ class Beside:
         self.server = Server(PROFILES[profile])
 
     def line(self, kind: str, at: float, *, dp: int | None = None, tp: int | None = None, **figures: float) -> None:
-        self.server.take(Event(kind, at, Rank(dp, tp) if dp is not None or tp is not None else NO_RANK, dict(figures)))
+        self.server.take_line(
+            Event(kind, at, Rank(dp, tp) if dp is not None or tp is not None else NO_RANK, dict(figures))
+        )
 
     def decode(self, at: float, running: int = 8, queued: int = 0, usage: float = 0.5, **more: Any) -> None:
         figures = {"tokens": 1000, "graph": 1, "throughput": 100.0, **more}
@@ -35,7 +37,7 @@ class Beside:
         self.line("prefill", at, running=running, queued=queued, tokens=tokens, **figures)
 
     def start(self, at: float, **arguments: object) -> None:
-        self.server.take(Event("arguments", at, arguments=arguments))
+        self.server.take_line(Event("arguments", at, arguments=arguments))
 
     def limits(self, at: float, pool: float, running: float) -> None:
         self.line("limits", at, max_total_num_tokens=pool, max_running_requests=running)
@@ -46,7 +48,7 @@ class Beside:
         rank = RankFigures(None, running, queued)
         for name, value in more.items():
             setattr(rank, name, value)
-        self.server.take(Scrape([rank], progress=progress), at)
+        self.server.take_page(Scrape([rank], progress=progress), at)
 
     def seconds(self, until: float, signal: str = "activity") -> dict[str, float]:
         self.server.advance(until)
@@ -160,7 +162,7 @@ def test_requests_that_log_and_metrics_show_start_once(beside: Beside) -> None:
 def test_a_rank_that_decoded_between_two_pages_served(beside: Beside) -> None:
     for at in (0.0, 15.0):
         ranks = [RankFigures(0, 0, 0, replayed_batches=40 * at), RankFigures(1, 0, 0, replayed_batches=1)]
-        beside.server.take(Scrape(ranks, progress=600 * at), at)
+        beside.server.take_page(Scrape(ranks, progress=600 * at), at)
     assert [beside.server.life(dp)["activity/serving"] for dp in (0, 1)] == [15.0, 0.0]
 
 

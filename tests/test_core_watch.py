@@ -189,7 +189,8 @@ def test_a_server_that_is_away_shows_no_present_figures_and_keeps_its_counts() -
     beside = served()
     beside.watch.lose("connection_refused", "nothing listens", BEGIN + 75)
     scheduler = beside.watch.server.schedulers[None]
-    assert (scheduler.running, scheduler.queued, scheduler.usages) == (None, None, {})
+    shown = scheduler.shown
+    assert (shown.running, shown.queued, shown.usages) == (None, None, {})
     assert scheduler.moment(BEGIN + 76).activity == "unknown"
     assert beside.watch.server.life(None)["replayed_batches"] == 30 * 40
 

@@ -131,7 +131,7 @@ def _last_figures(server: Server) -> Mapping[str, float | None]:
     """Return the present figures of all schedulers together, None where unknown."""
 
     def known(figure: str) -> list[float]:
-        values = (getattr(one, figure) for one in server.schedulers.values())
+        values = (getattr(scheduler.shown, figure) for scheduler in server.schedulers.values())
         return [float(value) for value in values if value is not None]
 
     return {

@@ -63,10 +63,10 @@ def step_time(server: Server, now: float) -> StepTime | str:
         return "no scheduler was seen"
     if server.facts.role == "prefill":
         return "the prefill side of disaggregation decodes nothing"
-    if not any(each.decoded_at is not None for each in schedulers):
+    if not any(each.pace.decoded_at is not None for each in schedulers):
         return "no decode steps were seen: a log shows them under load"
     begin = now - server.profile.window_seconds
-    lines = sorted(line for each in schedulers for line in each.steps if line[0] >= begin)
+    lines = sorted(line for each in schedulers for line in each.pace.steps if line[0] >= begin)
     if not lines and server.facts.is_on("speculative_algorithm") and server.totals["accepted:n"] == 0:
         return "the decode lines do not show how many tokens a speculative step gives (accept len)"
     if lines and lines[-1][0] < now - _STALE_SECONDS:

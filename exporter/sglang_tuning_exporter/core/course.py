@@ -92,7 +92,7 @@ class Course:
             self._last_line = now
         if event.kind == "arguments":
             self._end_run()
-        server.take(event)
+        server.take_line(event)
         if event.kind == "arguments":
             self._begin_run(server.now or 0.0, is_start=True)
 
@@ -315,7 +315,7 @@ class Course:
                 f"Nothing was logged for {silence.seconds:.0f} s from {_clock(silence.begin)} on, while {silence.before:.0f} requests ran;"
                 f" afterwards {silence.after:.0f} ran."
             )
-        running = sum(rank.running or 0.0 for rank in ranks)
+        running = sum(rank.shown.running or 0.0 for rank in ranks)
         if running >= 1 and self._last_line is not None and not server.stopping and not server.ended:
             silent = self._last_line - max(rank.logged_at for rank in ranks)
             if silent <= 1.2 * max(rank.hold_seconds for rank in ranks):

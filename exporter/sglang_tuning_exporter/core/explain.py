@@ -53,7 +53,7 @@ def _read(reader: Reader, lines: Iterable[bytes]) -> Iterator[tuple[bytes, tuple
         events, again = reader.read(line), list[Event]()
         for event in events:
             before = server.counts_by_now() if event.kind in _COUNTED_ONCE else None
-            server.take(event)
+            server.take_line(event)
             if before is not None and server.counts_by_now() == before:
                 again.append(event)
         yield line, events, again

@@ -5,14 +5,16 @@ Memory is in GB as SGLang prints it (2**30 bytes). None is not known; -1, 0 and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
+from typing import ClassVar, NamedTuple
 
 from sglang_tuning_exporter.core.events import NO_RANK, Event, Rank
 from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.advices import Advice, recognise
-from sglang_tuning_exporter.sglang.metrics import RankFigures
+from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default of --decode-log-interval
@@ -31,6 +33,28 @@ _MOST_SAID = 64  # texts of a start about flags
 _MOST_RANKS = 1024  # whose memory is kept
 _SHOWN_GB = {"pool": "kv_memory_gb", "weights": "weight_memory_gb", "graph": "graph_memory_gb"}  # by a page
 _WITHOUT_GRAPHS = ("cpu", "mps", "hpu", "xpu")
+
+
+class Settings(NamedTuple):
+    """The facts that each line of a scheduler needs; None where a fact is not known, or off."""
+
+    limit: float | None  # running requests of one batch
+    pool: float | None  # tokens of the KV cache
+    page_size: float
+    steps_between_lines: float
+    prefill_tokens: float | None  # the most of one prefill batch
+    chunk: float | None
+    chunks_prompts: bool  # --chunked-prefill-size is not -1
+    prefill_requests: float  # the most of one prefill batch
+    mixes_chunks: bool
+    reserves_in_full: bool
+    without_graph: str
+    largest_captured: float | None
+    micro_batches: int
+    attention_ranks: int
+    role: str
+    waits_by: str
+    speculates: bool
 
 
 @dataclass  # no slots, because of `cached_property`
@@ -58,46 +82,87 @@ class Facts:
     role_seen: str = ""  # unified, prefill or decode, by the labels of the metrics
     first_form: bool = False  # lines of the first edition's releases: no `#pending-token`, no graph
     said: dict[str, Advice] = field(default_factory=dict)  # what SGLang itself said about flags, by its text
+    # By DP rank, until a fact changes.
+    _settings: dict[int | None, Settings] = field(default_factory=dict, repr=False, compare=False)
     _with_pool: set[Rank] = field(default_factory=set)  # the target's KV cache is complete
-    _capturing: dict[Rank, str] = field(
-        default_factory=dict
-    )  # prefill or decode: a capture of graphs has begun, and not ended
+    # The phase, prefill or decode, of a capture of graphs that has begun and not ended.
+    _capturing: dict[Rank, str] = field(default_factory=dict)
 
-    def take(self, seen: Event | ServerInfo | RankFigures) -> None:
-        """Take a line of the start; or an answer: arguments and limits where the log has none, a scheduler's limit (`/v1/loads`)."""
-        if isinstance(seen, Event):
-            self._take_line(seen)
-        elif isinstance(seen, ServerInfo):
-            self._take_info(seen)
-        elif seen.running_limit is not None:
-            self.limits[seen.dp] = seen.running_limit
+    def take_load(self, load: RankFigures) -> None:
+        """Take a scheduler's limit, of an answer of `/v1/loads`."""
+        if load.running_limit is not None:
+            self.limits[load.dp] = load.running_limit
+            self._settings.clear()
 
-    def _take_line(self, event: Event) -> None:  # noqa: C901 - a kind of line each
-        figures, dp = event.figures, event.rank.dp
-        self._forget()
-        if event.kind == "arguments":
-            self.arguments, self.cut = dict(event.arguments), bool(figures.get("cut"))
-        elif event.kind == "limits":
-            self._take_limits(event)
-        elif event.kind == "no_pool":
-            self.no_pool = min(figures["tokens"], self.no_pool or 0.0)
-        elif event.kind == "pool":
-            self.pools[dp] = figures["tokens"]
-            (at, rank), gigabytes = self._rank(event), figures.get("gigabytes")
-            if figures.get("resized") and gigabytes is not None:
-                rank["pool"] = gigabytes
-            else:
-                _add(rank, "pool", gigabytes, draft=at in self._with_pool and "pool" in rank)
-        elif event.kind == "memory":
-            self._take_memory(event)
-        elif event.kind == "ready":
-            self.ready = True
-        elif event.kind == "advice":  # SGLang advises or decides about a flag: each text once, with its count
-            known, advice = self.said.get(event.word), recognise(event.text)
-            if known is not None:
-                self.said[event.word] = replace(known, count=known.count + 1)
-            elif advice is not None and len(self.said) < _MOST_SAID and not event.marked:
-                self.said[event.word] = advice
+    def take_page(self, page: Scrape) -> None:
+        """Take the sizes and the role that a page shows."""
+        self.role_seen = page.engine_type or self.role_seen
+        self.page = {rank.dp: rank for rank in page.ranks}
+        self._settings.clear()
+
+    def take_graph_device(self, device: str) -> None:
+        """Take the device that a decode batch without a graph names; empty where it names none or had one."""
+        if device != self.graph_device:
+            self.graph_device = device
+            self._settings.clear()
+
+    def settings(self, dp: int | None) -> Settings:
+        """Return what a scheduler asks for each line, worked out once until a fact changes."""
+        known = self._settings.get(dp)
+        if known is None:
+            known = self._settings[dp] = Settings(
+                limit=self.limit(dp),
+                pool=self.pool(dp),
+                page_size=max(self.size("page_size") or 1.0, 1.0),
+                steps_between_lines=self.steps_between_lines,
+                prefill_tokens=self.prefill_tokens,
+                chunk=self.size("chunked_prefill_size"),
+                chunks_prompts=self.number("chunked_prefill_size") != -1,
+                prefill_requests=self.size("prefill_max_requests") or inf,
+                mixes_chunks=self.is_on("enable_mixed_chunk"),
+                reserves_in_full=self.may_reserve_in_full,
+                without_graph=self.without_graph,
+                largest_captured=self.largest_captured,
+                micro_batches=self.micro_batches,
+                attention_ranks=self.attention_ranks,
+                role=self.role,
+                waits_by=self.waits_by,
+                speculates=self.is_on("speculative_algorithm"),
+            )
+        return known
+
+    def take_line(self, event: Event) -> None:
+        """Take a line of the start."""
+        take = self._LINES.get(event.kind)
+        if take is not None:
+            self._forget()
+            take(self, event)
+
+    def _take_arguments(self, event: Event) -> None:
+        self.arguments, self.cut = dict(event.arguments), bool(event.figures.get("cut"))
+
+    def _take_no_pool(self, event: Event) -> None:
+        self.no_pool = min(event.figures["tokens"], self.no_pool or 0.0)
+
+    def _take_pool(self, event: Event) -> None:
+        figures = event.figures
+        self.pools[event.rank.dp] = figures["tokens"]
+        (at, rank), gigabytes = self._rank(event), figures.get("gigabytes")
+        if figures.get("resized") and gigabytes is not None:
+            rank["pool"] = gigabytes
+        else:
+            _add(rank, "pool", gigabytes, draft=at in self._with_pool and "pool" in rank)
+
+    def _take_ready(self, _: Event) -> None:
+        self.ready = True
+
+    def _take_advice(self, event: Event) -> None:
+        """Take what SGLang advises or decides about a flag: each text once, with its count."""
+        known, advice = self.said.get(event.word), recognise(event.text)
+        if known is not None:
+            self.said[event.word] = replace(known, count=known.count + 1)
+        elif advice is not None and len(self.said) < _MOST_SAID and not event.marked:
+            self.said[event.word] = advice
 
     def _take_limits(self, event: Event) -> None:
         figures, dp, known = event.figures, event.rank.dp, self.memory.get(event.rank)
@@ -114,7 +179,8 @@ class Facts:
         if left is not None:
             self.available[dp] = min(self.available.get(dp, left), left)
 
-    def _take_info(self, answer: ServerInfo) -> None:
+    def take_info(self, answer: ServerInfo) -> None:
+        """Take an answer of `/server_info`: what the log has not shown."""
         self._forget()
         self.version = answer.version or self.version
         if answer.args and not self.knows_arguments:
@@ -122,19 +188,28 @@ class Facts:
             self.arguments, self.cut = dict(answer.args), False
             if self.arguments.get("chunked_prefill_size") is None and chunk is not None:
                 self.arguments["chunked_prefill_size"] = chunk
-        limits = [each.running_limit for each in answer.ranks if each.running_limit is not None]
-        for dp in {*self.limits, *self.pools, *self.page} or {None} if limits else ():
-            self.limits[dp] = min(limits)
-        tokens = min(filter(None, (each.kv_pool_tokens for each in answer.ranks)), default=None)
+        self._take_sizes(answer.ranks)
+        self._take_gigabytes(answer.ranks)
+        self.graph_sizes = self.graph_sizes or answer.graph_batch_sizes
+
+    def _take_sizes(self, ranks: Sequence[RankFigures]) -> None:
+        """Take the running limit of an answer, and the KV cache's tokens if nothing else shows them."""
+        limit = min((rank.running_limit for rank in ranks if rank.running_limit is not None), default=None)
+        if limit is not None:
+            self.limits |= dict.fromkeys({*self.limits, *self.pools, *self.page} or {None}, limit)
+        tokens = min(filter(None, (rank.kv_pool_tokens for rank in ranks)), default=None)
         if tokens is not None and self.pool() is None:
             self.pools[None] = float(tokens)
-        left = [each.available_gpu_memory_gb for each in answer.ranks if each.available_gpu_memory_gb is not None]
-        if left and not self.left:
-            self.available[None] = min(left)
+
+    def _take_gigabytes(self, ranks: Sequence[RankFigures]) -> None:
+        """Take the GPU memory of an answer if nothing else shows it."""
+        left = (rank.available_gpu_memory_gb for rank in ranks if rank.available_gpu_memory_gb is not None)
+        least = min(left, default=None)
+        if least is not None and not self.left:
+            self.available[None] = least
         for name, shown in _SHOWN_GB.items():
-            if self.gigabytes(name) is None and (largest := most(getattr(each, shown) for each in answer.ranks)):
+            if self.gigabytes(name) is None and (largest := most(getattr(rank, shown) for rank in ranks)):
                 self.memory.setdefault(NO_RANK, {})[name] = largest
-        self.graph_sizes = self.graph_sizes or answer.graph_batch_sizes
 
     def recommended(self, arg: str = "", role: str = "recommends") -> list[Advice]:
         """Return what SGLang itself recommends in its start, or decided (`role` decision); of an argument: what is about it."""
@@ -143,36 +218,68 @@ class Facts:
     def _forget(self) -> None:
         for name in _FOLLOWING:
             self.__dict__.pop(name, None)
+        self._settings.clear()
 
-    def _take_memory(self, event: Event) -> None:  # noqa: C901 - a stage of the start each
+    def _take_memory(self, event: Event) -> None:
+        """Take what a stage of the start took of a rank's GPU memory, and what it left."""
         (at, rank), figures, stage = self._rank(event), event.figures, event.word
-        used, free, prefill = figures.get("used"), figures.get("available"), bool(figures.get("prefill"))
+        take, free = self._STAGES.get(stage), figures.get("available")
         first = {"weights_begin": "before", "weights": "beside"}.get(stage)  # of the target, whose lines come first
         if first is not None and free is not None:
             rank.setdefault(first, free)
-        if stage == "weights_begin" and free is not None:
-            rank["begin"] = free
-        elif stage == "weights":
-            if used is None and "begin" in rank and free is not None:  # up to 0.4.0
-                used = max(round(rank["begin"] - free, 2), 0.0)
-            _add(rank, "weights", used, draft="weights" in rank)
-        elif stage == "state_cache":
-            _add(rank, "pool", used, draft=at in self._with_pool)
-        elif stage == "pool":
-            self._with_pool.add(at)
-        elif stage == "graph":
-            _add(rank, "graph", used)
-            _add(rank, "decode_graph", None if prefill else used)
-            self._capturing.pop(at, None)
-        elif stage == "graph_begin":
-            rank.pop("left", None)  # up to 0.4.0 the end of the capture has no memory
-            self._capturing[at] = "prefill" if prefill else "decode"
+        if take is not None:
+            take(self, event, at, rank)
         if "states" in figures:
             self.states = min(figures["states"], self.states or figures["states"])
         if stage in {"graph_begin", "graph"}:
             self.graph_sizes = event.sizes or self.graph_sizes
         if stage in {"pool", "graph"} and free is not None:
             rank["left"] = free
+
+    def _begin_weights(self, event: Event, _: Rank, rank: dict[str, float]) -> None:
+        if "available" in event.figures:
+            rank["begin"] = event.figures["available"]
+
+    def _end_weights(self, event: Event, _: Rank, rank: dict[str, float]) -> None:
+        used, free = event.figures.get("used"), event.figures.get("available")
+        if used is None and "begin" in rank and free is not None:  # up to 0.4.0
+            used = max(round(rank["begin"] - free, 2), 0.0)
+        _add(rank, "weights", used, draft="weights" in rank)
+
+    def _end_state_cache(self, event: Event, at: Rank, rank: dict[str, float]) -> None:
+        _add(rank, "pool", event.figures.get("used"), draft=at in self._with_pool)
+
+    def _end_pool(self, _: Event, at: Rank, __: dict[str, float]) -> None:
+        self._with_pool.add(at)
+
+    def _begin_graphs(self, event: Event, at: Rank, rank: dict[str, float]) -> None:
+        rank.pop("left", None)  # up to 0.4.0 the end of the capture has no memory
+        self._capturing[at] = "prefill" if event.figures.get("prefill") else "decode"
+
+    def _end_graphs(self, event: Event, at: Rank, rank: dict[str, float]) -> None:
+        used = event.figures.get("used")
+        _add(rank, "graph", used)
+        _add(rank, "decode_graph", None if event.figures.get("prefill") else used)
+        self._capturing.pop(at, None)
+
+    # What is done with a line of the start, by its kind, and with a line about memory, by the stage that it names.
+    _LINES: ClassVar[Mapping[str, Callable[[Facts, Event], None]]] = {
+        "arguments": _take_arguments,
+        "limits": _take_limits,
+        "no_pool": _take_no_pool,
+        "pool": _take_pool,
+        "memory": _take_memory,
+        "ready": _take_ready,
+        "advice": _take_advice,
+    }
+    _STAGES: ClassVar[Mapping[str, Callable[[Facts, Event, Rank, dict[str, float]], None]]] = {
+        "weights_begin": _begin_weights,
+        "weights": _end_weights,
+        "state_cache": _end_state_cache,
+        "pool": _end_pool,
+        "graph_begin": _begin_graphs,
+        "graph": _end_graphs,
+    }
 
     def _rank(self, event: Event) -> tuple[Rank, dict[str, float]]:
         rank = event.rank if event.rank in self.memory or len(self.memory) < _MOST_RANKS else NO_RANK

@@ -39,7 +39,7 @@ def run(
         raise UsageError(f"--format={format}: give one of {', '.join(_FORMATS)}")
     server, last = Server(profiles.PROFILES[profile].with_thresholds(threshold)), 0.0
     for event in Logs(logs, most=most).events():
-        server.take(event)
+        server.take_line(event)
         if event.kind == "decode":
             last = max(last, server.now or 0.0)
     made = table(step_time(server, last), rooms(server, last), server.profile)

@@ -14,9 +14,8 @@ from sglang_tuning_exporter.sglang.metrics import Scrape
 
 Stage: TypeAlias = Literal["tokenizer", "scheduler", "detokenizer"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-UNUSUAL_SECONDS = (
-    10.0  # without output while requests run, or open requests beside idle schedulers: nothing is said of latencies
-)
+# Without output while requests run, or with open requests beside idle schedulers: latencies say nothing then.
+UNUSUAL_SECONDS = 10.0
 PROVEN_SECONDS = 20.0  # without output after tokens that must have been sent
 PAUSE_SECONDS = 600.0  # of /pause_generation, until it is a hang
 CHECK_SECONDS, CHECK_GAP_SECONDS = 20.0, 90.0  # a health check takes at most; between two that fail in a row
@@ -56,8 +55,9 @@ class Hang(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """Whether each stage of one start makes progress: the tokenizer takes requests, the scheduler computes, the
-    detokenizer sends tokens.
+    """Whether each stage of one start makes progress.
+
+    The tokenizer takes requests, the scheduler computes, the detokenizer sends tokens.
     """
 
     sent_at: float | None = None  # something was sent last
@@ -78,33 +78,24 @@ class Progress:
     _shown: object = None  # what a scheduler shows
     _pauses: tuple[float, float] | None = None
 
-    def take(
+    def take_page(
         self, page: Scrape, counters: Counters, *, logged_steps: float, speculates: bool, interval: float, now: float
     ) -> None:
-        """Take a page.
-
-        `logged_steps`: decode steps that the log shows since the page before; `interval`: --stream-interval.
-        """
+        """Take a page. `logged_steps`: decode steps of the log since the page before; `interval`: --stream-interval."""
         if page.posted_requests is not None:
-            self._see_pauses(page.pauses or 0.0, page.resumptions or 0.0, now)
+            self._take_pauses(page.pauses or 0.0, page.resumptions or 0.0, now)
         works = sum((rank.running or 0) + (rank.queued or 0) for rank in page.ranks)
-        self._works, self.requests = works > 0 and page.sent is not None, page.open_requests or works
         excused = any((rank.grammar_queued or 0) + sum(rank.queues.values()) > 0 for rank in page.ranks)
-        before, self._shown = self._shown, (page.scheduled, [gauges_of(rank) for rank in page.ranks])
         steps = max([logged_steps, *(rank.steps for rank in counters.ranks)])
+        self._works, self.requests = works > 0 and page.sent is not None, page.open_requests or works
+        shows_change = self._shows_change(page)
         moved = page.scheduled is None and bool(counters.moved)
-        if moved or steps > 0 or not works or before != self._shown or excused:
+        if moved or steps > 0 or not works or shows_change or excused:
             self.worked_at = now
         if page.sent is None or page.sent != self._sent:
-            self._sent = page.sent
-            self.sent_at, self._steps, self._unsent, self.gave_up = now, 0.0, 0.0, 0.0
-            self.proven_at = self.open_at = self.idle_at = self.failing_since = None
+            self._note_sent(page.sent, now)
             return
-        aborted = counters.counts.get("aborted_requests", 0.0)
-        self.gave_up += aborted
-        # Requests that decode after others gave up may be younger.
-        self._steps = 0.0 if aborted else self._steps + steps
-        self._unsent += steps
+        self._count_unsent(steps, counters.counts.get("aborted_requests", 0.0))
         enough = max(SPECULATED_STEPS if speculates else STEPS_TO_OUTPUT, 1.2 * interval) + DECODE_LOG_INTERVAL
         if self.proven_at is None and works and self._steps >= enough:
             self.proven_at = now
@@ -112,7 +103,24 @@ class Progress:
         self.open_at = (self.open_at or now) if waits else None
         self.idle_at = (self.idle_at or now) if waits and not works else None
 
-    def _see_pauses(self, pauses: float, resumptions: float, now: float) -> None:
+    def _shows_change(self, page: Scrape) -> bool:
+        """Whether a page shows other figures of the schedulers than the one before it."""
+        before, self._shown = self._shown, (page.scheduled, [gauges_of(rank) for rank in page.ranks])
+        return before != self._shown
+
+    def _note_sent(self, sent: float | None, now: float) -> None:
+        """Note that something was sent: all that counts since then begins again."""
+        self._sent, self.sent_at = sent, now
+        self._steps = self._unsent = self.gave_up = 0.0
+        self.proven_at = self.open_at = self.idle_at = self.failing_since = None
+
+    def _count_unsent(self, steps: float, aborted: float) -> None:
+        """Count decode steps after which nothing was sent. Requests that decode after others gave up may be younger."""
+        self.gave_up += aborted
+        self._steps = 0.0 if aborted else self._steps + steps
+        self._unsent += steps
+
+    def _take_pauses(self, pauses: float, resumptions: float, now: float) -> None:
         before, self._pauses = self._pauses, (pauses, resumptions)
         if before is not None and resumptions > before[1]:
             self.paused_at, self.resumed_at, self.failing_since = None, now, None
@@ -120,8 +128,9 @@ class Progress:
             self.paused_at = self.paused_at or now
 
     def check(self, now: float, *, answered: bool, lasted: float = CHECK_SECONDS) -> None:
-        """Take a health check, of the log or of the exporter's own: a busy scheduler answers it alone, an idle one
-        passes it on.
+        """Take a health check, one of the log or the exporter's own.
+
+        A busy scheduler answers it alone, an idle one passes it on.
         """
         if answered:
             self.failing_since, self.gave_up = None, 0.0

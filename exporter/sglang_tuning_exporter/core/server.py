@@ -6,31 +6,29 @@ Everything is added up in buckets of ten seconds, so any stretch of time is a su
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
+from typing import ClassVar
 
 from sglang_tuning_exporter.config import profiles
+from sglang_tuning_exporter.core.account import Account
 from sglang_tuning_exporter.core.counters import Counters, RankGains
 from sglang_tuning_exporter.core.events import CAUSE, COUNTED_KINDS, ENDINGS, Event, Rank, says_why
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.progress import CHECK_GAP_SECONDS, Hang, Progress
 from sglang_tuning_exporter.core.reasons import STUCK_SECONDS
-from sglang_tuning_exporter.core.scheduler import ASSUMED_CAPTURED, LOGGED_SECONDS, Scheduler
-from sglang_tuning_exporter.core.sums import (
-    BUCKET_SECONDS,
-    LATENCIES_JUDGED,
-    LIVENESS,
-    PAGE_SUMS,
-    Totals,
-    merged,
-)
+from sglang_tuning_exporter.core.scheduler import LOGGED_SECONDS, Scheduler, Silence
+from sglang_tuning_exporter.core.shown import Shown
+from sglang_tuning_exporter.core.sums import LATENCIES_JUDGED, LIVENESS, PAGE_SUMS, Sums, Totals
 from sglang_tuning_exporter.sglang.metrics import Scrape
 
 QUEUE_FULL = 0.5  # of --max-queued-requests: gauges are older than the rejections
 WORKS_ON_SECONDS = 30.0  # after a line that says it is about to end, or an exception: then it did not end by it
 COVERAGE_SECONDS = 600.0  # over which the share of the batches with a graph is shown
-MOST_WINDOWS = 16  # whose sums are kept
+MOST_SILENCES = 64  # that are noted
+MANY_RUNNING = 8  # a silence that began with so many is worth a note
 MOST_STARTS = 64  # whose times are kept
 MOST_SCHEDULERS = 384  # DP ranks; those of a larger server are not taken
 REPEAT_SECONDS = 10.0  # within which other ranks print the same event
@@ -53,14 +51,10 @@ class Server:
         self.late = late  # seconds that lines may come after the second that they print: until then it is not counted
         self.facts = Facts()
         self.schedulers: dict[int | None, Scheduler] = {}
-        self.buckets: deque[tuple[float, Totals]] = deque()
-        # Sums of buckets that are over, by the windows that were asked for.
-        self._ended: dict[tuple[float, float, float], Totals] = {}
-        self.totals = Totals()  # counts of this start, without the open bucket
-        self.counted = Totals()  # counts since the beginning: they never fall
-        self.lives: dict[int | None, Totals] = {}  # the same of each scheduler, by `life`
+        self._sums = Sums()
+        self.last = self._sums.last  # when something happened last
+        self._lives: dict[int | None, Totals] = {}  # counts of each scheduler since the beginning, by `life`
         self.absent: set[int | None] = set()  # of these, schedulers that are not there now: nothing of them is shown
-        self.by_page: set[str] = set()  # what is counted by its metrics, and not by its log
         self.capped: Counter[str] = Counter()  # what was dropped because there is too much of it
         self.unexplained: float | None = None  # a failure for want of memory whose phase may still be printed
         self.begin: float | None = None  # the first and the last time
@@ -74,7 +68,6 @@ class Server:
         self.end_explanation: Event | None = None  # that of the last end
         self.hangs: list[Hang] = []
         self.silences: list[Hang] = []
-        self.last: dict[str, float] = {}  # when something happened last
         self.started_at: deque[float] = deque(maxlen=MOST_STARTS)
         self._repeated: dict[tuple[float | str | None, ...], tuple[float, Counter[Rank]]] = {}
         self._failed: dict[str, float] = {}
@@ -83,7 +76,6 @@ class Server:
         self._start_is_due = False  # the log shows a start that the counters do not show yet
         self._was_away = False  # nothing answered since the last page
         self.progress = Progress()
-        self.logged_steps = 0.0  # decode steps by the log since the last scrape
         self._logged = Totals()  # rejected and failed requests that the log has shown, and no counter so far
         self.transfer: Event | None = None  # the last failed one whose line says why, else the last
         self.hicache: Event | None = None  # what its host or storage cache could not do, at last
@@ -99,12 +91,37 @@ class Server:
         """The last page of its metrics."""
         return self.counters.page
 
-    def _take_page(self, page: Scrape, now: float) -> None:
+    @property
+    def buckets(self) -> deque[tuple[float, Totals]]:
+        """Sums of ten seconds each, with their first second."""
+        self._sums.settle()
+        return self._sums.buckets
+
+    @property
+    def totals(self) -> Totals:
+        """Sums of this start, without the last bucket."""
+        return self._sums.of_start
+
+    @property
+    def counted(self) -> Totals:
+        """Sums since the beginning: they never fall."""
+        self._sums.settle()
+        return self._sums.counted
+
+    @property
+    def lives(self) -> dict[int | None, Totals]:
+        """Sums of each scheduler since the beginning, as `life` returns them."""
+        self._sums.settle()
+        return self._lives
+
+    def take_page(self, page: Scrape, now: float) -> None:
+        """Take a page of the server's own metrics."""
         counters = self.counters
+        self._sums.settle()  # lines before it count, whatever this page counts
         self.now = now = now if self.now is None else max(self.now, now)
         self.begin = now if self.begin is None else self.begin
         longest = self.facts.size("max_queued_requests")
-        queues = (*(rank.queued for rank in page.ranks), *(each.queued for each in self.schedulers.values()))
+        queues = (*(rank.queued for rank in page.ranks), *(shown.queued for shown in self._all_shown()))
         full = longest is not None and max(filter(None, queues), default=0.0) >= QUEUE_FULL * longest
         # A start that the log shows, or that nothing answered before, makes smaller counters certain.
         counters.take(page, queue_is_full=full, is_new=self._start_is_due or self._was_away)
@@ -112,8 +129,7 @@ class Server:
             self._take_start(Event("arguments", now, arguments={}), now)
         if not page.counters_invalid:
             self._start_is_due = self._was_away = False
-        self.facts.role_seen = page.engine_type or self.facts.role_seen
-        self.facts.page = {rank.dp: rank for rank in page.ranks}
+        self.facts.take_page(page)
         self._count_gains(page, now)
         for rank in counters.ranks:
             scheduler = self._scheduler(rank.figures.dp)
@@ -121,11 +137,10 @@ class Server:
                 scheduler.take_page(self._complete(rank), rank.gained, now)
         self._leave_out(page, now)
         self.progress = Progress() if counters.restarted else self.progress
-        self.progress.take(
-            page, counters, logged_steps=self.logged_steps, speculates=self.facts.is_on("speculative_algorithm"),
+        self.progress.take_page(
+            page, counters, logged_steps=self._sums.take_logged_steps(), speculates=self.facts.is_on("speculative_algorithm"),
             interval=self.facts.size("stream_interval") or 0.0, now=now,
         )  # fmt: skip
-        self.logged_steps = 0.0
         if counters.moved:
             self.last["work"] = now
             self._work_on(now)
@@ -134,12 +149,12 @@ class Server:
 
     def _count_gains(self, page: Scrape, now: float) -> None:
         """Count what the whole server gained. What is counted is there from the first page on, as 0."""
-        bucket, counts = self.bucket(now), self.counters.counts
+        bucket, counts, counted = self.bucket(now), self.counters.counts, self._sums.counted
         for name in PAGE_SUMS:
             if getattr(page, name, None) is not None:
-                self.counted[name] += 0.0  # it is counted from here on
+                counted[name] += 0.0  # it is counted from here on
         if page.answered_requests is not None:
-            self.counted["rejected_requests"] += 0.0
+            counted["rejected_requests"] += 0.0
         for name in PAGE_SUMS:
             if (gained := counts.get(name)) is None:
                 continue
@@ -147,7 +162,7 @@ class Server:
             self._logged[name] -= known
             more = gained - known
             bucket[name] += more
-            self.counted[name] += max(more, 0.0)
+            counted[name] += max(more, 0.0)
             if more > 0:
                 self.last[name] = now
         self._count_latencies(page, bucket)
@@ -160,14 +175,14 @@ class Server:
         for name, objective in self.objectives.items():
             if getattr(page, name) is not None:
                 seen = self.counters.latencies.get(name)
-                self.counted[f"latency_observations.{name}"] += 0.0 if seen is None else seen.observations
-                self.counted[f"latency_breaches.{name}"] += (
+                self._sums.counted[f"latency_observations.{name}"] += 0.0 if seen is None else seen.observations
+                self._sums.counted[f"latency_breaches.{name}"] += (
                     0.0 if seen is None or objective is None else seen.above(objective)
                 )
 
     def counts_by_now(self) -> Totals:
         """Return what was counted, with a failure whose phase may still be printed as one of an unknown phase."""
-        counted = Totals(self.counted)
+        counted = Totals(self.counted)  # with the lines of the present moment
         if self.unexplained is not None:
             counted["out_of_memory.unknown"] += 1
         return counted
@@ -189,13 +204,14 @@ class Server:
         | `replayed_batches` `eager_batches` | all where the server counts them, else those of the log's decode lines |
         | `SIGNAL/STATE` | seconds in each state of `STATES`, in `idle` and in `unknown` |
         """
-        life = self.lives.get(dp)
+        lives = self.lives
+        life = lives.get(dp)
         if life is None:
-            life, gone = Totals(), self.absent & self.lives.keys()
-            if len(self.lives) > MOST_SCHEDULERS and gone:  # its place is for one that is there
-                del self.lives[gone.pop()]
-            if len(self.lives) <= MOST_SCHEDULERS:
-                self.lives[dp] = life
+            life, gone = Totals(), self.absent & lives.keys()
+            if len(lives) > MOST_SCHEDULERS and gone:  # its place is for one that is there
+                del lives[gone.pop()]
+            if len(lives) <= MOST_SCHEDULERS:
+                lives[dp] = life
         return life
 
     def _scheduler(self, dp: int | None) -> Scheduler | None:
@@ -205,12 +221,22 @@ class Server:
             if len(self.schedulers) >= MOST_SCHEDULERS:
                 self.capped["dp_ranks"] += 1
                 return None
-            scheduler = self.schedulers[dp] = Scheduler(dp, self)
+            account = Account(dp, self._sums, self.life(dp))
+            scheduler = self.schedulers[dp] = Scheduler(
+                dp, facts=self.facts, profile=self.profile, account=account, peers=self.schedulers
+            )
             self.absent.discard(dp)
         return scheduler
 
+    def _all_shown(self) -> Iterator[Shown]:
+        """Yield what each scheduler shows."""
+        return (scheduler.shown for scheduler in self.schedulers.values())
+
     def _leave_out(self, page: Scrape, now: float) -> None:
-        """Drop the schedulers that are not on the page: what only pages showed is gone, and a rank of the log if the page names its ranks."""
+        """Drop schedulers that are not on the page: those that only pages showed.
+
+        If the page names its DP ranks, ranks of the log go, too.
+        """
         present, names_ranks = {rank.dp for rank in page.ranks}, any(rank.dp is not None for rank in page.ranks)
         for dp in self.schedulers.keys() - present:
             logged_at = self.schedulers[dp].logged_at
@@ -224,19 +250,34 @@ class Server:
         self._was_away = True
         self.progress = Progress()
 
+    def count_by_log(self) -> None:
+        """Count by the log from now on: pages count nothing any more."""
+        self._sums.settle()
+        self._sums.by_page.clear()
+
+    @contextmanager
+    def uncounted(self, now: float) -> Iterator[None]:
+        """Count nothing of the lines that are taken within, nor of the time up to `now`."""
+        counted, lives = Totals(self.counted), {dp: Totals(life) for dp, life in self.lives.items()}
+        yield
+        self.advance(now)
+        self.unexplained = None
+        _restore(self.counted, counted)
+        for dp, life in self.lives.items():
+            _restore(life, lives.get(dp, Totals()))
+
     def count_retracted(self, requests: float, now: float, dp: int | None = None) -> None:
         """Count retracted requests of a scheduler that only a counter shows."""
         bucket = self.bucket(now)
         for name in ("retraction_events", "retracted_requests"):
             bucket[name] += requests
-        self.counted["retracted_requests"] += requests
+        self._sums.counted["retracted_requests"] += requests
         self.life(dp)["retracted_requests"] += requests
         self.last["retraction_events"] = now
 
     def forget(self, before: float) -> None:
         """Drop the sums from before a time."""
-        while self.buckets and self.buckets[0][0] < before and len(self.buckets) > 1:
-            self.buckets.popleft()
+        self._sums.forget(before)
         if len(self.hangs) > MOST_STARTS:
             del self.hangs[:-MOST_STARTS]
 
@@ -254,35 +295,11 @@ class Server:
 
     def bucket(self, now: float) -> Totals:
         """Return the sums of ten seconds."""
-        begin = now // BUCKET_SECONDS * BUCKET_SECONDS
-        if not self.buckets or begin > self.buckets[-1][0]:
-            if self.buckets:
-                self.totals.add(self.buckets[-1][1])
-            self.buckets.append((begin, Totals()))
-        elif begin < self.buckets[-1][0]:  # a rank whose lines come late
-            self._ended.clear()
-            for start, totals in reversed(self.buckets):
-                if start <= begin:
-                    return totals
-        return self.buckets[-1][1]
+        return self._sums.at(now)
 
     def window(self, seconds: float, now: float | None = None) -> Totals:
         """Return the sums of the last `seconds` up to `now`, by default the present."""
-        if not self.buckets:
-            return Totals()
-        end = (self.now or 0.0) if now is None else now
-        since, last = end - seconds - BUCKET_SECONDS, self.buckets[-1]
-        key = since // BUCKET_SECONDS, end // BUCKET_SECONDS, last[0]
-        ended = self._ended.get(key)
-        if ended is None:  # those that are over change no more
-            ended = merged(totals for begin, totals in self.buckets if since < begin <= end and begin < last[0])
-            if len(self._ended) >= MOST_WINDOWS:
-                self._ended.clear()
-            self._ended[key] = ended
-        whole = Totals(ended)
-        if since < last[0] <= end:
-            whole.add(last[1])
-        return whole
+        return self._sums.window(seconds, (self.now or 0.0) if now is None else now)
 
     def advance(self, now: float) -> None:
         """Count the time up to `now`."""
@@ -291,79 +308,94 @@ class Server:
             scheduler.advance(self.now - self.late)
         if self.unexplained is not None and self.now - self._failed.get("unknown", self.unexplained) > REPEAT_SECONDS:
             self.unexplained = None
-            self.counted["out_of_memory.unknown"] += 1
+            self._sums.counted["out_of_memory.unknown"] += 1
 
-    def take(self, seen: Event | Scrape, now: float = 0.0) -> None:
-        """Take a line, at the time of the last one where it has none; or a page of the server's own metrics at `now`."""
-        if isinstance(seen, Event):
-            self._take_line(seen)
+    def take_line(self, event: Event) -> None:
+        """Take a line, at the time of the last one where it has none."""
+        now = self._time_of(event)
+        if event.kind in _BATCHES:
+            self._take_batch(event, now)
+            return
+        self._count_liveness(event, now)
+        take = self._LINES.get(event.kind)
+        if take is not None:
+            take(self, event, now)
+        elif event.kind in COUNTED_KINDS and not self.is_repeated(event, now):
+            self._take_counted(event, now)
         else:
-            self._take_page(seen, now)
+            self._take_fact(event)
 
-    def _take_line(self, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind
-        now = event.time if event.time is not None else self.now
-        if event.time is not None:
-            self.begin = event.time if self.begin is None else self.begin
-        now = 0.0 if now is None else now if self.now is None else max(now, self.now - self.late)
-        self.now = now if self.now is None else max(now, self.now)
+    def _count_liveness(self, event: Event, now: float) -> None:
+        """Count an event in the life of the server once: several processes or lines say it."""
         name = event.word if event.kind == "end" else event.kind
         name = _LIVENESS_OF.get(name, name)
-        if name in LIVENESS:  # several processes or lines say the same of one event
+        if name in LIVENESS:
             name = f"liveness_events.{name}"
-            self.counted[name] += now - self.last.get(name, -inf) > REPEAT_SECONDS
+            self._sums.counted[name] += now - self.last.get(name, -inf) > REPEAT_SECONDS
             self.last[name] = now
-        match event.kind:
-            case "decode" | "prefill":
-                self._take_batch(event, now)
-            case "retraction":
-                self._take_retraction(event, now)
-            case "out_of_memory":
-                self._take_out_of_memory(event, now)
-            case "arguments":
-                self._take_start(event, now)
-                self._start_is_due = True
-            case "end":
-                self._take_end(event, now)
-            case "words":
-                self._take_words(event, now)
-            case "draining":
-                self.stopping = True
-                if event.figures.get("remaining") == 0:  # the figures of the last batch line are over
-                    self._stop(now, rest=True)
-                    for scheduler in self.schedulers.values():
-                        scheduler.running = scheduler.queued = 0.0
-            case "hang":
-                self.count("watchdogs", now, event)
-                if seconds := event.figures.get("seconds"):
-                    self.hung(Hang(now - seconds, seconds, 0.0, 0.0), now)
-            case "transfer":
-                self._take_transfer(event, now)
-            case kind if kind in COUNTED_KINDS and not self.is_repeated(event, now):
-                self.count(kind, now, event)
-                self.hicache = event if kind == "hicache" else self.hicache
-                self.facts.take(event)
-            case "rejected":
-                self.count("rejected_requests", now, event)
-            case "pause" | "resume":
-                self.last[event.kind] = now
-            case "server_error":
-                self.count("server_errors", now, event)
-            case "refused":
-                self.count("refused", now, event)
-                self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
-            case "too_long":
-                longest = (self.facts.size("context_length") or inf) - 8
-                is_beyond = event.figures.get("most", 0.0) >= longest
-                self.count("beyond_context" if is_beyond else "too_long", now, event)
-                tokens = "beyond_context_tokens" if is_beyond else "too_long_tokens"
-                self.bucket(now)[tokens] += event.figures.get("tokens", 0.0)
-            case "health":  # the detokenizer sends nothing
-                self._take_failed_check(event, now)
-            case _ if event.marked and not self.starting and "work" in self.last:
-                pass  # what SGLang prints at its start only, beside text of others: no setting changes by it
-            case _:
-                self.facts.take(event)
-                self.starting = self.starting and event.kind != "ready"
+
+    def _take_counted(self, event: Event, now: float) -> None:
+        """Count an event of a kind that is only counted."""
+        self.count(event.kind, now, event)
+        if event.kind == "hicache":
+            self.hicache = event
+        self.facts.take_line(event)
+
+    def _take_fact(self, event: Event) -> None:
+        """Take what SGLang prints at its start only; beside text of others, no setting of a running server changes."""
+        if event.marked and not self.starting and "work" in self.last:
+            return
+        self.facts.take_line(event)
+        self.starting = self.starting and event.kind != "ready"
+
+    def _take_logged_start(self, event: Event, now: float) -> None:
+        self._take_start(event, now)
+        self._start_is_due = True
+
+    def _take_draining(self, event: Event, now: float) -> None:
+        self.stopping = True
+        if event.figures.get("remaining") == 0:  # the figures of the last batch line are over
+            self._stop(now, rest=True)
+            for scheduler in self.schedulers.values():
+                scheduler.shown.note_empty()
+
+    def _take_watchdog(self, event: Event, now: float) -> None:
+        self.count("watchdogs", now, event)
+        if seconds := event.figures.get("seconds"):
+            self.hung(Hang(now - seconds, seconds, 0.0, 0.0), now)
+
+    def _take_rejected(self, event: Event, now: float) -> None:
+        self.count("rejected_requests", now, event)
+
+    def _take_pause(self, event: Event, now: float) -> None:
+        self.last[event.kind] = now
+
+    def _take_server_error(self, event: Event, now: float) -> None:
+        self.count("server_errors", now, event)
+
+    def _take_refused(self, event: Event, now: float) -> None:
+        self.count("refused", now, event)
+        self.bucket(now)["refused_for_grammar"] += event.figures.get("grammar", 0.0)
+
+    def _take_too_long(self, event: Event, now: float) -> None:
+        """Count a prompt that is longer than the KV cache, or than the context."""
+        longest = (self.facts.size("context_length") or inf) - 8
+        name = "beyond_context" if event.figures.get("most", 0.0) >= longest else "too_long"
+        self.count(name, now, event)
+        self.bucket(now)[f"{name}_tokens"] += event.figures.get("tokens", 0.0)
+
+    def _time_of(self, event: Event) -> float:
+        """Return when a line is, at most so many seconds before the last one, and let the present be that at least."""
+        time, last = event.time, self.now
+        if time is None:
+            now = 0.0 if last is None else last
+        else:
+            if self.begin is None:
+                self.begin = time
+            now = time if last is None or time >= last - self.late else last - self.late
+        if last is None or now > last:
+            self.now = now
+        return now
 
     def count(self, name: str, now: float, event: Event, number: float = 1.0) -> None:
         """Count what happened, and what of it is marked."""
@@ -377,7 +409,7 @@ class Server:
         if name == "out_of_memory.unknown":
             self.unexplained = now
         else:
-            self.counted[name] += number
+            self._sums.counted[name] += number
 
     def _work_on(self, now: float) -> None:
         """Note work: whoever works on long after it was asked to end, or after an exception, has not ended by it."""
@@ -402,8 +434,27 @@ class Server:
             if is_later or event.kind == "decode":
                 self.facts.first_form = not is_later
             if self.facts.is_first_edition != (self.profile is not self.base):
-                self.profile = self.base.for_server(is_first_edition=self.facts.is_first_edition, role=self.facts.role)
-        scheduler.take(event, now)
+                self._choose_profile()
+        silence = scheduler.take_batch(event, now)
+        if silence is not None:
+            self._note_silence(silence, now)
+
+    def _choose_profile(self) -> None:
+        """Judge by the guide's edition for this server."""
+        self.profile = self.base.for_server(is_first_edition=self.facts.is_first_edition, role=self.facts.role)
+        for scheduler in self.schedulers.values():
+            scheduler.profile = self.profile
+
+    def _note_silence(self, silence: Silence, now: float) -> None:
+        """Note a silence that nothing explains: a hang, or one of many requests that are gone."""
+        hang = silence.hang
+        broke_off = max(self.last.get(name, -inf) for name in ("server_starts", "pause", "ends"))
+        if self.stopping or broke_off > hang.begin:
+            return
+        if silence.is_hang:
+            self.hung(hang, now)
+        elif hang.before >= MANY_RUNNING and len(self.silences) < MOST_SILENCES:
+            self.silences.append(hang)
 
     def _take_retraction(self, event: Event, now: float) -> None:
         figures = event.figures
@@ -411,7 +462,7 @@ class Server:
             return
         scheduler = self._retracts(event)
         if scheduler is not None:
-            scheduler.retract(event, now)
+            scheduler.take_retraction(event, now)
         life = self.life(scheduler.dp if scheduler is not None else event.rank.dp)
         requests = figures.get("requests", 0.0)
         self.count("retraction_events", now, event)
@@ -429,8 +480,8 @@ class Server:
     def with_moment(self, event: Event) -> Event:
         """Return a retraction that is to wait, with the usage of this moment."""
         scheduler = self._retracts(event)
-        usage = {} if scheduler is None or scheduler.usage is None else {"usage": scheduler.usage}
-        return replace(event, figures={**usage, **event.figures})
+        usage = None if scheduler is None else scheduler.shown.usage
+        return event if usage is None else replace(event, figures={"usage": usage, **event.figures})
 
     def is_repeated(self, event: Event, now: float) -> bool:
         """Whether another rank has printed this event: its n-th line is the n-th line of any other. Of a request there is one."""
@@ -454,9 +505,7 @@ class Server:
         """Count a failure once: it is logged and raised, by each rank and by the parent process, and not every line has its phase."""
         recent = {phase for phase, at in self._failed.items() if now - at <= REPEAT_SECONDS}
         phase = event.word or "unknown"
-        self.bucket(now).most(
-            "failed_batch", max((each.running or 0.0 for each in self.schedulers.values()), default=0.0)
-        )
+        self.bucket(now).most("failed_batch", max((shown.running or 0.0 for shown in self._all_shown()), default=0.0))
         if held := event.figures.get("held_elsewhere_gb"):
             self.bucket(now).most("held_elsewhere_gb", held)
         if phase == "unknown" and recent - {phase}:
@@ -525,22 +574,19 @@ class Server:
         self.count("server_starts", now, event)
         self.started_at.append(now)
         self.facts = Facts(version=self.facts.version)
-        self.facts.take(event)
-        self.profile = self.base.for_server(is_first_edition=self.facts.is_first_edition, role=self.facts.role)
-        self.schedulers.clear()
+        self.facts.take_line(event)
+        self.schedulers = {}
+        self._choose_profile()
         self._failed.clear()
         self._logged.clear()
-        self.totals = Totals()
+        self._sums.begin_start()
         self.starting, self.stopping, self.ended, self.explanation = True, False, "", None
         self.transfer = self.hicache = None
 
     def _stop(self, now: float, *, rest: bool = False) -> None:
         """Let no scheduler's figures hold any longer; `rest`: they are over, too."""
         for scheduler in self.schedulers.values():
-            scheduler.advance(now)
-            scheduler.at = None
-            if rest:
-                scheduler.rest()
+            scheduler.stop(now, rest=rest)
 
     def _take_failed_check(self, event: Event, now: float) -> None:
         """Count a failed health check where pages show that nothing is sent, else once checks have failed for a minute: a long prefill passes."""
@@ -551,7 +597,7 @@ class Server:
         if "silent" not in event.figures or self.last.get("pause", -inf) > self.last.get("resume", -inf):
             return
         since = self.progress.failing_since or at
-        running = max(self._failing_beside, sum(each.running or 0.0 for each in self.schedulers.values()))
+        running = max(self._failing_beside, sum(shown.running or 0.0 for shown in self._all_shown()))
         self._failing_beside = running
         if running and (self.page is not None or at - since >= STUCK_SECONDS):
             self.count("health_failures", now, event)
@@ -559,19 +605,26 @@ class Server:
             begin = min(max(at - event.figures["silent"], since - CHECK_GAP_SECONDS), since)
             self.hung(Hang(begin, at - begin, running, running), now)
 
-    # What schedulers ask
+    # What is done with a line, by its kind. A kind that is in no table is about a start (`core/facts`).
+    _LINES: ClassVar[Mapping[str, Callable[[Server, Event, float], None]]] = {
+        "retraction": _take_retraction,
+        "out_of_memory": _take_out_of_memory,
+        "arguments": _take_logged_start,
+        "end": _take_end,
+        "words": _take_words,
+        "draining": _take_draining,
+        "hang": _take_watchdog,
+        "transfer": _take_transfer,
+        "rejected": _take_rejected,
+        "pause": _take_pause,
+        "resume": _take_pause,
+        "server_error": _take_server_error,
+        "refused": _take_refused,
+        "too_long": _take_too_long,
+        "health": _take_failed_check,
+    }
 
-    def another_decides(self, dp: int | None, running: float, now: float) -> bool:
-        """Whether a step ran without a graph because of another rank of DP attention: one prefilled, or has a larger batch."""
-        if dp is None or (self.facts.knows_arguments and self.facts.attention_ranks < 2):
-            return False
-        largest = self.facts.largest_captured or ASSUMED_CAPTURED
-        others = max((each.running or 0.0 for each in self.schedulers.values() if each.dp != dp), default=0.0)
-        return self.prefilled_elsewhere(dp, now - 2.0) or running <= largest < others
-
-    def prefilled_elsewhere(self, dp: int | None, since: float) -> bool:
-        """Whether another rank has prefilled since: with DP attention all ranks wait for it."""
-        return any(each.dp != dp and each.prefilled_at >= since for each in self.schedulers.values())
+    # Hangs
 
     def hangs_on(self, hang: Hang, now: float) -> None:
         """Lengthen the last hang: pages show that it goes on."""
@@ -589,4 +642,10 @@ class Server:
         self.last["hangs"] = now
 
 
+def _restore(sums: Totals, before: Totals) -> None:
+    sums.clear()
+    sums.update(before)
+
+
+_BATCHES = frozenset({"decode", "prefill"})
 _ALIKE = ("requests", "aborted", "gained", "ratio_before", "ratio_after")

@@ -7,13 +7,18 @@ its log to our `/metrics` and the report.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import groupby, takewhile
+from math import inf
 from typing import Literal, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.core.events import COUNTED_KINDS, OUT_OF_MEMORY_PHASES
 
 BUCKET_SECONDS = 10.0
+MINUTE = 60.0  # the sum of its buckets is kept once they are over
+MOST_WINDOWS = 16  # whose sums are kept
 IDLE, UNKNOWN = "idle", "unknown"
 SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
 WAITS = (
@@ -206,8 +211,16 @@ class Totals(dict[str, float]):
 
     def add(self, other: Totals) -> None:
         """Add another one."""
+        if not self:
+            self.update(other)
+            return
         for name, value in other.items():
-            self[name] = max(self.get(name, 0.0), value) if name in _MOST else self.get(name, 0.0) + value
+            if name not in self:
+                self[name] = value
+            elif name not in _MOST:
+                self[name] += value
+            elif value > self[name]:
+                self[name] = value
 
     def observe(self, name: str, value: float) -> None:
         """Add a value of which the mean is asked: `name` over `name:n`."""
@@ -244,3 +257,101 @@ def merged(buckets: Iterable[Totals]) -> Totals:
     for totals in buckets:
         whole.add(totals)
     return whole
+
+
+class Sums:
+    """What is summed of one server: in buckets of ten seconds, of the present start, and since the beginning.
+
+    Any stretch of time is a sum of buckets. Schedulers collect what their lines add to a bucket, so whoever asks for sums
+    settles them first.
+    """
+
+    def __init__(self) -> None:
+        self.buckets: deque[tuple[float, Totals]] = deque()  # by their first second
+        self.of_start = Totals()  # without the last bucket
+        self.counted = Totals()  # since the beginning: they never fall
+        self.last: dict[str, float] = {}  # when something happened last
+        self.by_page: set[str] = set()  # what pages count, so that lines need not
+        self.logged_steps = 0.0  # decode steps by the log since the last page
+        self._open, self._begin, self._end = Totals(), -inf, -inf  # the last bucket
+        self._windows: dict[tuple[float, float, float], Totals] = {}  # sums of buckets that are over
+        self._minutes: dict[float, Totals] = {}  # the same, of each whole minute
+        self._unsettled: list[Callable[[], None]] = []
+
+    def at(self, now: float) -> Totals:
+        """Return the bucket of a time."""
+        if self._begin <= now < self._end:
+            return self._open
+        begin = now // BUCKET_SECONDS * BUCKET_SECONDS
+        if begin > self._begin:
+            self.settle()
+            self.of_start.add(self._open)
+            self._open, self._begin, self._end = Totals(), begin, begin + BUCKET_SECONDS
+            self.buckets.append((begin, self._open))
+            return self._open
+        self._windows.clear()
+        for start, totals in reversed(self.buckets):  # a rank whose lines come late
+            if start <= begin:
+                self._minutes.pop(start // MINUTE, None)
+                return totals
+        return self._open
+
+    def settle_later(self, settle: Callable[[], None]) -> None:
+        """Have collected sums added to their bucket before anybody asks for it."""
+        self._unsettled.append(settle)
+
+    def settle(self) -> None:
+        """Add what schedulers have collected."""
+        unsettled, self._unsettled = self._unsettled, []
+        for settle in unsettled:
+            settle()
+
+    def take_logged_steps(self) -> float:
+        """Return the decode steps by the log since this was last asked."""
+        self.settle()
+        steps, self.logged_steps = self.logged_steps, 0.0
+        return steps
+
+    def begin_start(self) -> None:
+        """Begin the sums of a new start."""
+        self.settle()
+        self.of_start = Totals()
+
+    def window(self, seconds: float, end: float) -> Totals:
+        """Return the sums of some seconds up to a time."""
+        self.settle()
+        since = end - seconds - BUCKET_SECONDS
+        key = since // BUCKET_SECONDS, end // BUCKET_SECONDS, self._begin
+        over = self._windows.get(key)
+        if over is None:  # buckets that are over change no more
+            if len(self._windows) >= MOST_WINDOWS:
+                self._windows.clear()
+            over = self._windows[key] = self._over(since, end)
+        window = Totals(over)
+        if since < self._begin <= end:
+            window.add(self._open)
+        return window
+
+    def _over(self, since: float, end: float) -> Totals:
+        """Return the sum of the buckets of a window that are over."""
+        begins_inside = takewhile(lambda bucket: bucket[0] > since, reversed(self.buckets))
+        inside = [bucket for bucket in begins_inside if bucket[0] <= end and bucket[0] < self._begin]
+        total, last = Totals(), min(end, self._begin - BUCKET_SECONDS)
+        for minute, buckets in groupby(reversed(inside), lambda bucket: bucket[0] // MINUTE):
+            is_whole = since < minute * MINUTE and (minute + 1) * MINUTE - BUCKET_SECONDS <= last
+            total.add(self._of_minute(minute, buckets, is_whole=is_whole))
+        return total
+
+    def _of_minute(self, minute: float, buckets: Iterable[tuple[float, Totals]], *, is_whole: bool) -> Totals:
+        """Return the sum of buckets of one minute; those of a whole minute are added once."""
+        known = self._minutes.get(minute) if is_whole else None
+        if known is None:
+            known = merged(totals for _, totals in buckets)
+            if is_whole:
+                self._minutes[minute] = known
+        return known
+
+    def forget(self, before: float) -> None:
+        """Drop the buckets from before a time, but the last one."""
+        while self.buckets and self.buckets[0][0] < before and len(self.buckets) > 1:
+            self._minutes.pop(self.buckets.popleft()[0] // MINUTE, None)

@@ -401,7 +401,7 @@ def view_of(server: Server, seconds: float) -> View:
     now, totals = server.now or 0.0, server.window(seconds)
     totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in server.started_at))
     return View(
-        totals, server.facts, server.profile, now, {dp: each.running or 0.0 for dp, each in server.schedulers.items()},
+        totals, server.facts, server.profile, now, {dp: rank.shown.running or 0.0 for dp, rank in server.schedulers.items()},
         server.starting, server.stopping, server.how_ended, bool(server.ended), server.explanation or server.end_explanation,
         tuple(hang for hang in server.hangs if hang.until >= now - seconds), dict(server.last),
         server.transfer, server.hicache,

@@ -20,7 +20,7 @@ from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, aged, is_count, lists, to_json
 from sglang_tuning_exporter.core.findings import Finding, Judgement, Start
 from sglang_tuning_exporter.core.server import WORKS_ON_SECONDS, Server
-from sglang_tuning_exporter.core.sums import LATENCIES_JUDGED, Totals, present_name
+from sglang_tuning_exporter.core.sums import LATENCIES_JUDGED, present_name
 from sglang_tuning_exporter.core.times import Span
 from sglang_tuning_exporter.core.view import BURN_RATES, View, view_of
 from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
@@ -184,7 +184,10 @@ class Watch:
 
     def take_facts(self, facts: ServerInfo | RankFigures) -> None:
         """Take an answer of `/server_info`, or one scheduler's of `/v1/loads`."""
-        self.server.facts.take(facts)
+        if isinstance(facts, ServerInfo):
+            self.server.facts.take_info(facts)
+        else:
+            self.server.facts.take_load(facts)
 
     def _counts_at_once(self, line: Line, *, past: bool) -> bool:
         """Whether a line can be counted now because no later scrape can confirm or refute it."""
@@ -246,7 +249,7 @@ class Watch:
     def _accept(self, line: Line) -> None:
         if line.event.kind == "arguments":
             self._served_starts = self.server.starts if self._served_starts is None else self._served_starts
-        self.server.take(line.event)
+        self.server.take_line(line.event)
 
     # What becomes of a line on which a page has the last word: the first row that applies. The order is the rule.
     _FATES: ClassVar[tuple[tuple[Callable[[Watch, Line], bool], Callable[[Watch, Line], None]], ...]] = (
@@ -264,16 +267,11 @@ class Watch:
         With metrics, ends and retractions among them are left out: nothing can settle them any more.
         """
         server = self.server
-        counted, started, known = Totals(server.counted), list(server.started_at), dict(server.last)
-        lived = {dp: Totals(life) for dp, life in server.lives.items()}
-        for event in events:
-            if not self._scrapes or (event.kind not in WAITING and event.kind != "retraction"):
-                self.take_line(event, past=True)
-        server.advance(now)
-        server.counted, server.unexplained = counted, None
-        for dp, life in server.lives.items():
-            life.clear()
-            life.update(lived.get(dp, {}))
+        started, known = list(server.started_at), dict(server.last)
+        with server.uncounted(now):
+            for event in events:
+                if not self._scrapes or (event.kind not in WAITING and event.kind != "retraction"):
+                    self.take_line(event, past=True)
         if started:  # restored: the same starts
             server.started_at.clear()
             server.started_at.extend(started)
@@ -316,7 +314,7 @@ class Watch:
         if self._behind_start and counters.fell(page):
             self._release(accept=True)
         self.burn_rates.begin_minute(server.counted, now)
-        server.take(page, now)
+        server.take_page(page, now)
         self._note_first(begun)
         if self._failed_since is not None and self._answered_at is not None:
             self._outages.append((self._failed_since, now))
@@ -500,7 +498,7 @@ class Watch:
         if reason in AWAY or reason == "not_sglang":
             self.server.lose(now)
         if reason == "metrics_disabled":
-            self.server.by_page.clear()  # from now on the log counts
+            self.server.count_by_log()
         self.failure = self._explained(reason, message, now, serves=serves)
         return self.failure
 
@@ -599,7 +597,7 @@ class Watch:
             outages=outages,
             silent_seconds=silent_seconds,
             hung=hung or silent_seconds > 0,
-            busy=any((rank.running or 0) + (rank.queued or 0) > 0 for rank in server.schedulers.values()),
+            busy=any(rank.shown.serves for rank in server.schedulers.values()),
             troubles=self._troubles(now),
             starting=self._starts(now),
         )

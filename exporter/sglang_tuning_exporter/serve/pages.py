@@ -171,8 +171,8 @@ def ranks(watch: Watch) -> list[tuple[str, ...]]:
     return [
         (
             NOT_REPORTED if dp is None else f"DP{dp}",
-            *map(count, (rank.queued, rank.running, server.facts.limit(dp))),
-            ratio(rank.usage),
+            *map(count, (rank.shown.queued, rank.shown.running, server.facts.limit(dp))),
+            ratio(rank.shown.usage),
         )
         for dp, rank in by_rank(server.schedulers).items()
     ]
@@ -282,7 +282,9 @@ class _Figures:
         return self._drawn(pages.Tile("Running requests", count(running), near, note=note), self._of_all("running"))
 
     def _throughput(self) -> pages.Tile:
-        speeds = [rank.throughput for rank in self.watch.server.schedulers.values() if rank.throughput is not None]
+        speeds = [
+            speed for rank in self.watch.server.schedulers.values() if (speed := rank.shown.throughput) is not None
+        ]
         now = sum(speeds) if speeds else None
         if self._states("queue") == {"idle"} or self.view.stuck is not None:
             now = 0.0

@@ -344,9 +344,9 @@ def schedulers(sidecar: Sidecar, now: float) -> Iterable[Family]:
 
 def _waiting(ranks: Ranks[Scheduler], server: servers.Server, recent: sums.Totals) -> Iterable[Family]:
     doc = "Requests waiting (#queue-req, num_queue_reqs)."
-    yield gauge("queued_requests", doc).of_each(ranks, lambda r: r.queued)
+    yield gauge("queued_requests", doc).of_each(ranks, lambda r: r.shown.queued)
     doc = "Requests running (#running-req, num_running_reqs); with pipeline parallelism those of one micro batch."
-    yield gauge("running_requests", doc).of_each(ranks, lambda r: r.running)
+    yield gauge("running_requests", doc).of_each(ranks, lambda r: r.shown.running)
     doc = "Requests that may run at once (max_running_requests); with pipeline parallelism a micro batch's share."
     yield gauge("running_requests_limit", doc).of_each(ranks, lambda r: server.facts.limit(r.dp))
     doc = "Estimated mean wait in the queue over the last 10 minutes: requests waiting / requests started per second."
@@ -355,23 +355,26 @@ def _waiting(ranks: Ranks[Scheduler], server: servers.Server, recent: sums.Total
     waiting = gauge("waiting_requests", doc, "queue")
     yield waiting.of_all(ranks, _elsewhere)
     doc = "Prompt tokens that wait to be computed (#pending-token)."
-    yield gauge("pending_tokens", doc).of_each(ranks, lambda r: r.pending[0] if r.pending is not None else None)
+    yield gauge("pending_tokens", doc).of_each(
+        ranks, lambda r: r.shown.pending[0] if r.shown.pending is not None else None
+    )
 
 
 def _elsewhere(rank: Scheduler) -> list[tuple[str, float]]:
-    grammar = {} if rank.grammar_queued is None else {"grammar": rank.grammar_queued}
-    return sorted((rank.queues | grammar).items())
+    shown = rank.shown
+    grammar = {} if shown.grammar_queued is None else {"grammar": shown.grammar_queued}
+    return sorted((shown.queues | grammar).items())
 
 
 def _pools(ranks: Ranks[Scheduler], lives: Ranks[sums.Totals], server: servers.Server, now: float) -> Iterable[Family]:
     doc = "Used share of the KV cache, 0-1 (token usage)."
     yield gauge("token_usage_ratio", doc, "pool").of_all(
-        ranks, lambda r: r.usages.items() if r.moment(now).activity != sums.UNKNOWN else ()
+        ranks, lambda r: r.shown.usages.items() if r.moment(now).activity != sums.UNKNOWN else ()
     )
     doc = "Capacity of the KV cache in tokens (max_total_num_tokens)."
     yield gauge("kv_pool_tokens", doc).of_each(ranks, lambda r: server.facts.pool(r.dp))
     doc = "Share of max_new_tokens that admission keeps room for (#new_token_ratio)."
-    yield gauge("new_token_ratio", doc, source="log, else metrics").of_each(ranks, lambda r: r.new_token_ratio)
+    yield gauge("new_token_ratio", doc, source="log, else metrics").of_each(ranks, lambda r: r.shown.new_token_ratio)
     doc = "Prompt tokens, by where they came from: computed, or from the prefix cache."
     yield counter("prompt_tokens", doc, "source").of_all(
         lives, lambda life: _known(life, "computed_tokens", "cached_tokens")
@@ -380,7 +383,7 @@ def _pools(ranks: Ranks[Scheduler], lives: Ranks[sums.Totals], server: servers.S
 
 def _batches(ranks: Ranks[Scheduler], lives: Ranks[sums.Totals], recent: sums.Totals) -> Iterable[Family]:
     doc = "Generation throughput as last logged (gen throughput)."
-    yield gauge("generation_tokens_per_second", doc).of_each(ranks, lambda r: r.throughput)
+    yield gauge("generation_tokens_per_second", doc).of_each(ranks, lambda r: r.shown.throughput)
     doc = "Share of decode batches of the last 10 minutes that replayed a captured graph, 0-1 (cuda graph)."
     yield gauge("cuda_graph_coverage_ratio", doc, source="computed").of_each(ranks, lambda r: r.coverage(recent))
     doc = (
