@@ -1,7 +1,7 @@
 """The logs of a report as events in time order: files, globs, standard input, packed, rotated, of several nodes.
 
-Logs are read in chunks, so memory does not grow with their size. Printed times are read as UTC. Texts that are not a server's lines in time
-order are made such before they are read: JSON documents of log stores, UTF-16, and texts with the newest line first.
+Logs are read in chunks, so memory does not grow with their size. Printed times are read as UTC. Three kinds of text are
+rewritten as lines in time order first: JSON documents of log stores, UTF-16, and texts with the newest line first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LONGEST_LINE = 1 << 18  # bytes; more of a line is left out
 MOST_WITHOUT_A_LINE = 32 * MIB  # of an input of unknown size, before the first line of SGLang's
 MOST_WITHOUT_END = 128 * MIB  # a line of 100 MB is cut, and the rest is read
 MOST_OF_UNKNOWN_SIZE = 8 << 30
-# A log packs to a tenth or a thirtieth of its size. A file that unpacks to a hundred times its size is made to fill a disk.
+# A log packs to a tenth or a thirtieth of its size. A file that unpacks to a hundred times its size can fill a disk.
 MOST_UNPACKED, MOST_RATIO = 64 * MIB, 100
 _SHORT_LINE = 64  # bytes that a line counts at least towards MOST_WITHOUT_A_LINE
 _HEAD_LINES = 2000  # that are searched for the first time and start
@@ -60,7 +60,7 @@ ENOUGH_LINES, MOST_FRAMES = 10, 64  # batch lines of a rank behind one name; nam
 # Answers of any web server, not only SGLang's.
 _ANSWERS = frozenset({"rejected", "server_error", "pause", "resume", "too_long", "refused"})
 _BATCHES = frozenset({"decode", "prefill"})
-_TOLD = _BATCHES | {"arguments", "ready", "end", "draining"}  # that show whose a line is
+_OF_A_SERVER = _BATCHES | {"arguments", "ready", "end", "draining"}  # kinds that show which servers print
 _STAMP = re.compile(rb"\[20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 # What varies around the lines of one server: times, lengths and counts. Numbers of names are parts of words.
 _VARYING = re.compile(
@@ -71,7 +71,7 @@ _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 
 # Packed logs
 
-# Functions that open the text of a compressed file, by its extension, and what they raise where it is truncated or damaged.
+# Functions that open a compressed file, by its extension, and what they raise where the file is truncated or damaged.
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 DAMAGE: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
 MAGIC = {  # the first bytes of compressed files
@@ -118,55 +118,61 @@ def _gathered(chunks: Iterator[bytes]) -> bytes:
 
 
 def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Return the text of a file as lines of one record each; other lines unchanged. Raise `ValueError` where it is no text of lines."""
+    """Give the text of a file in UTF-8, one record on each line. Raise `ValueError` where it has no lines of text."""
     first = next(filter(None, chunks), b"")
-    if first[257:262] == b"ustar":
-        raise ValueError("is a tar archive; unpack it, and give its logs")
-    if packing(first):
-        raise ValueError("was compressed twice; unpack it once")
-    if b"\n" not in first and first.count(b"\r[20") > 1:
-        raise ValueError("its lines end in carriage returns alone; convert it: tr '\\r' '\\n'")
+    if reason := _no_lines(first):
+        raise ValueError(reason)
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        decoder, packed = codecs.getincrementaldecoder("utf-16")("replace"), chain([first], chunks)
-        chunks = (decoder.decode(chunk).encode() for chunk in packed)
+        decoder, encoded = codecs.getincrementaldecoder("utf-16")("replace"), chain([first], chunks)
+        chunks = (decoder.decode(chunk).encode() for chunk in encoded)
         first = next(filter(None, chunks), b"")
     chunks, line = chain([first], chunks), first.split(b"\n", 1)[0]
-    if _DOCUMENT.match(first):
-        is_document = parsed(line) is not None
-        if not is_document or len(_records(line)) > 1:  # else a document of one record on each line
-            text = _gathered(chunks)
-            found = _records(text)
-            if not found and is_document:
-                found = [record for each in text.splitlines(keepends=True) for record in _records(each) or [each]]
-            yield b"".join(found) or text
+    has_documents = _DOCUMENT.match(first) is not None
+    is_document = has_documents and parsed(line) is not None
+    if has_documents and (not is_document or len(_records(line)) > 1):  # else every line is already one record
+        text = _gathered(chunks)
+        by_line = text.splitlines(keepends=True) if is_document else ()
+        records = _records(text) or [record for line in by_line for record in _records(line) or [line]]
+        yield b"".join(records) or text
     yield from chunks
+
+
+def _no_lines(first: bytes) -> str:
+    """Return why a file that begins so has no lines of text, and what to do; empty where it may have lines."""
+    if first[257:262] == b"ustar":
+        return "is a tar archive; unpack it, and give its logs"
+    if packing(first):
+        return "was compressed twice; unpack it once"
+    if b"\n" not in first and first.count(b"\r[20") > 1:
+        return "its lines end in carriage returns alone; convert it: tr '\\r' '\\n'"
+    return ""
 
 
 def _records(text: bytes) -> list[bytes]:
     """Return the records of a document that have SGLang's lines, the oldest first, each as a line of JSON."""
-    value = parsed(text)
-    place = None if value is None else field_of(value)
+    document = parsed(text)
+    place = None if document is None else field_of(document)
     if place is None:
         return []
-    found, last = list[tuple[float, bytes]](), 0.0
-    for time, lines in records_at(value, place):
-        last = last if time is None else time  # one without a time stays behind the one before it
-        found += [(last, each) for each in lines]
-    if found and found[0][0] > found[-1][0]:
-        found.reverse()
-    found.sort(key=lambda each: each[0])
+    timed, last = list[tuple[float, bytes]](), 0.0
+    for time, lines in records_at(document, place):
+        last = last if time is None else time  # a record without a time stays behind the one before it
+        timed += [(last, line) for line in lines]
+    if timed and timed[0][0] > timed[-1][0]:
+        timed.reverse()
+    timed.sort(key=lambda record: record[0])
     return [
-        json.dumps(({"timestamp": time} if time else {}) | {"line": each.decode("utf-8", "replace")}).encode() + b"\n"
-        for time, each in found
+        json.dumps(({"timestamp": time} if time else {}) | {"line": line.decode("utf-8", "replace")}).encode() + b"\n"
+        for time, line in timed
     ]
 
 
 def oldest_first(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Return the lines of a text, the oldest first. Raise `ValueError` where it must be reversed and is too large."""
+    """Give the lines of a text, the oldest first. Raise `ValueError` where the text is too large to be reversed."""
     first = next(chunks, b"")
     chunks, lines = chain([first], chunks), first[:_LOOKED_AT].split(b"\n")
-    found = (_TIME.search(line[:1000]) for line in lines[:: len(lines) // _SAMPLE + 1])
-    times = [time_of(match[1] or match[2]) or 0.0 for match in found if match is not None]
+    matches = (_TIME.search(line[:1000]) for line in lines[:: len(lines) // _SAMPLE + 1])
+    times = [time_of(match[1] or match[2]) or 0.0 for match in matches if match is not None]
     falls = sum(later < earlier for earlier, later in pairwise(times))  # a clock that was set back falls once
     rises = sum(later > earlier for earlier, later in pairwise(times))  # ranks print a little out of order
     if falls < 2 or falls <= 4 * rises:
@@ -197,7 +203,7 @@ class Source:
     empty: bool = False
     is_sized: bool = False
     notes: list[str] = field(default_factory=list)
-    _held: Iterator[bytes] | None = None
+    _unread: Iterator[bytes] | None = None  # the chunks of a pipe after a look at its first ones, those included
 
     @property
     def label(self) -> str:
@@ -215,25 +221,19 @@ class Source:
         reader, times = Reader(), list[float]()
         for chunk in chunks:  # the first one of a pipe may be a line
             head += chunk
-            for line in chunk.split(b"\n", _HEAD_LINES)[:_HEAD_LINES]:
-                has_begun = reader.begin is not None
-                reader.read(line[:LONGEST_LINE].rstrip(b"\r"))
-                if reader.begin is not None and not has_begun:
-                    times = [reader.begin]
-                if reader.time is not None and reader.time != (times[-1] if times else None):
-                    times.append(reader.time)
+            _read_times(reader, chunk.split(b"\n", _HEAD_LINES)[:_HEAD_LINES], times)
             if len(head) >= CHUNK or reader.number >= _HEAD_LINES or (reader.begin is not None and len(times) > 2):
                 break
         begin = first_of(times)
         self.empty, self.first = not head, -inf if begin is None else begin
         if self.is_pipe:
-            self._held = chain([head], chunks)
+            self._unread = chain([head], chunks)
         else:
             chunks.close()
 
     def blocks(self) -> Iterator[list[bytes]]:
         """Give every line without its end, many at once. Raise `UsageError` where it cannot be read."""
-        chunks, self._held = self._held or self._text(), None
+        chunks, self._unread = self._unread or self._text(), None
         for chunk in chunks:
             yield chunk.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
 
@@ -250,7 +250,7 @@ class Source:
             raise UsageError(f"{self.label}: {problem}") from None
 
     def _chunks(self) -> Iterator[bytes]:
-        """Give what the file or stream has, unpacked; of one of unknown size while it looks like a log, and no line that may be cut."""
+        """Give the unpacked bytes of the file or stream. Raise `ValueError` where they cannot be those of a log."""
         with nullcontext(self.stdin) if self.stdin is not None else Path(self.name).open("rb") as opened:
             counted = _Counted(opened, self.on_read)
             stream = io.BufferedReader(counted, PACKED_CHUNK)
@@ -258,26 +258,28 @@ class Source:
             self.is_sized = not self.is_pipe and not extension
             if extension and extension not in OPENERS:
                 raise ValueError(f"is a {extension} file, which cannot be read here; {REMEDIES[extension]}")
-            total, unended, rest = 0, 0, b""
             try:
                 with OPENERS[extension](stream) if extension else nullcontext(stream) as text:
-                    while chunk := text.read1(CHUNK):  # what `read` had when the file ends early would be lost
-                        end = len(chunk) if self.is_sized else chunk.rfind(b"\n") + 1
-                        if not self.is_sized:
-                            total, unended = total + len(chunk), len(chunk) - end + (0 if end else unended)
-                            self._check_size(total, unended, counted.taken if extension else total)
-                        yield rest + chunk[:end]
-                        rest = chunk[end:]
+                    if self.is_sized:
+                        yield from iter(lambda: text.read1(CHUNK), b"")
+                    else:
+                        yield from self._checked(text, counted if extension else None)
             except DAMAGE as error:
                 if not extension:
                     raise
-                reason = "is damaged or ends early"
-                if extension == ".gz":
-                    reason = "holds more than gzip" if "Not a gzipped file" in str(error) else "is damaged"
-                    reason = "ends in the middle of a gzip member" if isinstance(error, EOFError) else reason
+                reason = _damage_of(extension, error)
                 self.notes = [f"{self.label}: {reason}; only what comes before it was read"]
-            else:
-                yield rest
+
+    def _checked(self, stream: Any, packed: _Counted | None) -> Iterator[bytes]:
+        """Give the lines of a pipe or of a `packed` file. Raise `ValueError` where they cannot be those of a log."""
+        total, unended, rest = 0, 0, b""
+        while chunk := stream.read1(CHUNK):  # `read` loses the bytes that it has when a file ends early
+            end = chunk.rfind(b"\n") + 1
+            total, unended = total + len(chunk), len(chunk) - end + (0 if end else unended)
+            self._check_size(total, unended, total if packed is None else packed.taken)
+            yield rest + chunk[:end]
+            rest = chunk[end:]
+        yield rest
 
     def _check_size(self, total: int, unended: int, taken: int) -> None:
         most, problem = self.most or MOST_OF_UNKNOWN_SIZE, ""
@@ -291,8 +293,28 @@ class Source:
             raise ValueError(f"{problem}; give a log, or how much to read at most with --max-gb")
 
 
+def _read_times(reader: Reader, lines: Iterable[bytes], times: list[float]) -> None:
+    """Add the times of the first lines of a log. Once SGLang prints a time, the times before it are forgotten."""
+    for line in lines:
+        had_begun = reader.begin is not None
+        reader.read(line[:LONGEST_LINE].rstrip(b"\r"))
+        if reader.begin is not None and not had_begun:
+            times[:] = [reader.begin]
+        if reader.time is not None and reader.time != (times[-1] if times else None):
+            times.append(reader.time)
+
+
+def _damage_of(extension: str, error: Exception) -> str:
+    """Return what is wrong with a packed file, by the error with which unpacking it ended."""
+    if extension != ".gz":
+        return "is damaged or ends early"
+    if isinstance(error, EOFError):
+        return "ends in the middle of a gzip member"
+    return "holds more than gzip" if "Not a gzipped file" in str(error) else "is damaged"
+
+
 class _Counted(io.RawIOBase):
-    """A stream that says how many bytes were read of it, and gives few at once: of a damaged file the rest of a piece is lost."""
+    """A stream that counts the bytes read of it. It gives few at once: at damage, the rest of a piece is lost."""
 
     def __init__(self, stream: IO[bytes], on_read: Callable[[int], None] | None) -> None:
         self._stream, self._on_read, self.taken = stream, on_read, 0
@@ -312,7 +334,10 @@ class _Counted(io.RawIOBase):
 
 
 def whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut chunks at line ends; leave out the end of a very long line, and NUL bytes before one, with which a truncated file begins."""
+    """Cut chunks at line ends, without the rest of a very long line.
+
+    NUL bytes before a line are left out: a truncated file begins with them.
+    """
     rest, skipping = b"", False
     for chunk in chunks:
         if skipping and b"\n" not in chunk:
@@ -341,32 +366,33 @@ def readable(name: str) -> Iterator[None]:
 
 
 def find(arguments: Sequence[str], stdin: IO[bytes] | None) -> list[Source]:
-    """Return the files that the arguments name: paths, globs, and - for standard input. Raise `UsageError` where one names none."""
-    found: list[Source] = []
-    known: set[tuple[int, int]] = set()
+    """Return the files that the arguments name, each once. Raise `UsageError` where an argument names none.
+
+    An argument is a path, a glob, or - for standard input.
+    """
+    sources: dict[str | tuple[int, int], Source] = {}  # by device and inode
     for argument in arguments:
-        if argument == STDIN:
-            if stdin is None:
-                raise UsageError("-: there is no standard input; give a file")
-            if not any(source.name == STDIN for source in found):
-                found.append(Source(STDIN, stdin, is_pipe=True))
-            continue
-        for name in _named(argument):
-            with readable(name):
-                status = os.stat(name)  # noqa: PTH116 - the name stays as it was given
-            if (status.st_dev, status.st_ino) not in known:
-                known.add((status.st_dev, status.st_ino))
-                if stat.S_ISDIR(status.st_mode):
-                    raise UsageError(
-                        f"{clean(name)}: is a directory; give its files, such as {clean(name).rstrip('/')}/*"
-                    )
-                if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode):
-                    raise UsageError(f"{clean(name)}: is a device; give a file, or - for standard input")
-                found.append(Source(name, is_pipe=not stat.S_ISREG(status.st_mode)))
-    return found
+        if argument != STDIN:
+            for name in _matching(argument):
+                with readable(name):
+                    status = os.stat(name)  # noqa: PTH116 - the name stays as it was given
+                sources.setdefault((status.st_dev, status.st_ino), _file(name, status.st_mode))
+        elif stdin is None:
+            raise UsageError("-: there is no standard input; give a file")
+        else:
+            sources.setdefault(STDIN, Source(STDIN, stdin, is_pipe=True))
+    return [*sources.values()]
 
 
-def _named(argument: str) -> list[str]:
+def _file(name: str, mode: int) -> Source:
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{clean(name)}: is a directory; give its files, such as {clean(name).rstrip('/')}/*")
+    if stat.S_ISBLK(mode) or stat.S_ISCHR(mode):
+        raise UsageError(f"{clean(name)}: is a device; give a file, or - for standard input")
+    return Source(name, is_pipe=not stat.S_ISREG(mode))
+
+
+def _matching(argument: str) -> list[str]:
     if not glob.has_magic(argument) or Path(argument).exists():
         return [argument]
     matches = sorted(glob.glob(argument, recursive=True))  # noqa: PTH207 - Path takes no absolute pattern
@@ -378,10 +404,11 @@ def _named(argument: str) -> list[str]:
 def in_order(sources: Sequence[Source]) -> list[list[Source]]:
     """Return the files in groups that one reader reads one after the other, in time order.
 
-    A file with dates is a log by itself; one without, such as the rest of a traceback, goes on with the file whose name sorts before it.
+    A file with dates is a log by itself. One without, such as the rest of a traceback, continues the file whose name
+    sorts before it.
     """
     logs: list[list[Source]] = []
-    for source in sorted(sources, key=lambda each: (each.is_undated, each.name)):
+    for source in sorted(sources, key=lambda source: (source.is_undated, source.name)):
         before = [log for log in logs if source.is_undated and log[-1].name < source.name]
         if before:
             max(before, key=lambda log: log[-1].name).append(source)
@@ -403,8 +430,8 @@ def first_of(times: Sequence[float]) -> float | None:
 class Lane:
     """A reader and a clock that never runs backwards; a log that begins where another ended continues them.
 
-    A line with a time of another clock changes nothing if the first clock comes back within a few lines. After the clock was set,
-    time goes on from where it was.
+    A line with a time of another clock changes nothing if the first clock comes back within a few lines. After the
+    clock was set, time goes on from where it was.
     """
 
     number: int
@@ -417,32 +444,29 @@ class Lane:
 
     def steady(self, events: Iterable[Event]) -> Iterator[Event]:
         """Give the events with the times of this clock."""
-        held: deque[Event] = deque()  # from a time on that is far from the one before
+        waiting: deque[Event] = deque()  # since a time that is far from the one before
         for event in events:
-            held.append(event)
-            while held and self._takes(held, is_known=len(held) > STRAY_LINES):
-                yield held.popleft()
-        while held and self._takes(held, is_known=True):
-            yield held.popleft()
+            waiting.append(event)
+            while waiting and self._set_time(waiting, is_followed=len(waiting) > STRAY_LINES):
+                yield waiting.popleft()
+        while waiting and self._set_time(waiting, is_followed=True):
+            yield waiting.popleft()
 
-    def _takes(self, held: Sequence[Event], *, is_known: bool) -> bool:
-        """Set the time of the first event; whether it could be, because it is near the one before, or what follows is known.
+    def _set_time(self, events: Sequence[Event], *, is_followed: bool) -> bool:
+        """Set the time of the first event; False while only the events that follow can show which clock it is of.
 
-        One far from the one before is the next after a silence, or since the clock was set; else a stray.
+        A time far from the one before is the next after a silence, the first since the clock was set, or a stray.
         """
-        event = held[0]
-        ahead = 0.0 if event.time is None or self.now == -inf else event.time + self._shift - self.now
+        event = events[0]
         if event.time is None:
             event.time = self.now if self.now > -inf else None
             return True
+        ahead = 0.0 if self.now == -inf else event.time + self._shift - self.now
         if not -JITTER_SECONDS <= ahead <= JITTER_SECONDS:
-            if not is_known:
+            if not is_followed:
                 return False
-            later = [each.time + self._shift - self.now for each in islice(held, 1, None) if each.time is not None]
             is_silence = 0 <= ahead <= FAR_SECONDS
-            # Nearer than this the first clock has come back.
-            back = max(JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS))
-            if any(-JITTER_SECONDS <= each <= back for each in later) or not (later or is_silence):
+            if self._is_stray(ahead, islice(events, 1, None), after_silence=is_silence):
                 event.time = self.now
                 self.odd["stray"] += 1
                 return True
@@ -453,6 +477,12 @@ class Lane:
         event.time = self.now = max(self.now, event.time + self._shift)
         return True
 
+    def _is_stray(self, ahead: float, following: Iterable[Event], *, after_silence: bool) -> bool:
+        """Return whether a time so far ahead is of another clock, because the first clock comes back after it."""
+        later = [event.time + self._shift - self.now for event in following if event.time is not None]
+        come_back = max(JITTER_SECONDS, min(ahead - JITTER_SECONDS, FAR_SECONDS))
+        return any(-JITTER_SECONDS <= time <= come_back for time in later) or not (later or after_silence)
+
 
 # Whether all lines are one server's
 
@@ -461,7 +491,10 @@ Name: TypeAlias = tuple[Lane, bytes]  # a log, and what stands around lines in i
 
 
 class Voices:
-    """What prints behind each name. Two at a time are two servers, whose figures must not be added up."""
+    """The servers that print into the logs, each known by its log and the text around its lines.
+
+    Two servers at a time are refused: their figures must not be added up.
+    """
 
     def __init__(self) -> None:
         self.started: set[Name] = set()  # behind which a start was printed
@@ -470,36 +503,49 @@ class Voices:
         self._ready: Counter[Name] = Counter()  # since the last start
         self._batches: dict[tuple[Name, Rank], list[float]] = {}  # since it: first, last, number
 
-    def take(self, lane: Lane, frame: bytes, event: Event) -> None:
-        """Take a line's event, and what stands around it. Raise `UsageError` where two servers print; a marked line proves none."""
-        name = lane, frame
-        if event.kind not in _TOLD or event.marked or event.time is None:
+    def take_event(self, lane: Lane, frame: bytes, event: Event) -> None:
+        """Note what an event shows about its server. Raise `UsageError` where two servers print.
+
+        `frame`: the text around its line. A marked event shows nothing.
+        """
+        kind, name = event.kind, (lane, frame)
+        if kind not in _OF_A_SERVER or event.marked or event.time is None:
             return
-        if name not in self._starts and sum(each is lane for each, _ in self._starts) >= MOST_FRAMES:
-            return
-        starts = self._starts.setdefault(name, [])
-        if event.kind == "arguments":
-            others = [] if self._ready[name] else [each for each in starts[-MOST_FRAMES:] if each != event.arguments]
-            self._starts[name] = [*others, event.arguments]
-            self._ready[name] = 0
-            self._batches = {key: batches for key, batches in self._batches.items() if key[0] != name}
-        elif event.kind == "ready":
-            self._ready[name] += 1
-            # With several tokenizers each of them says so.
-            alone = all(each.get("tokenizer_worker_num", 1) == 1 for each in starts)
-            if self._ready[name] > 1 and len(starts) > 1 and alone:
-                ports = ", ".join(sorted({str(each.get("port", "?")) for each in starts}))
-                raise UsageError(
-                    f"{lane.name}: several servers print into this log together (--port {ports}): more than one is ready after the last"
-                    " start; nothing shows whose each line is, so let each server write a log of its own"
-                )
-        elif event.kind in _BATCHES:
-            begun = self._batches.setdefault((name, event.rank), [lane.now, lane.now, 0])
-            begun[1], begun[2] = lane.now, begun[2] + 1
+        if name not in self._starts:
+            if sum(log is lane for log, _ in self._starts) >= MOST_FRAMES:
+                return
+            self._starts[name] = []
+        if kind in _BATCHES:
+            span = self._batches.setdefault((name, event.rank), [lane.now, lane.now, 0])
+            span[1], span[2] = lane.now, span[2] + 1
             if len(self._starts) > 1:
                 self._compare(name, event.rank)
+        elif kind == "arguments":
+            self._take_start(name, event.arguments)
+        elif kind == "ready":
+            self._take_ready(name)
         else:
-            del starts[:-1]  # whose end it is, is not known
+            del self._starts[name][:-1]  # nothing shows which of them ends
+
+    def _take_start(self, name: Name, arguments: Mapping[str, object]) -> None:
+        """Note a start. Servers that were ready before it have ended; the others may be starting beside it."""
+        starting = [] if self._ready[name] else self._starts[name][-MOST_FRAMES:]
+        self._starts[name] = [*(other for other in starting if other != arguments), arguments]
+        self._ready[name] = 0
+        self._batches = {key: span for key, span in self._batches.items() if key[0] != name}
+
+    def _take_ready(self, name: Name) -> None:
+        """Note that a server is ready. Raise `UsageError` where another one is, too."""
+        self._ready[name] += 1
+        starts = self._starts[name]
+        # With several tokenizers each of them prints the line.
+        has_one_tokenizer = all(arguments.get("tokenizer_worker_num", 1) == 1 for arguments in starts)
+        if self._ready[name] > 1 and len(starts) > 1 and has_one_tokenizer:
+            ports = ", ".join(sorted({str(arguments.get("port", "?")) for arguments in starts}))
+            raise UsageError(
+                f"{name[0].name}: several servers print into this log together (--port {ports}): more than one is ready"
+                " after the last start; nothing shows whose each line is, so let each server write a log of its own"
+            )
 
     def _compare(self, name: Name, rank: Rank) -> None:
         """Look for another name behind which batches of the same rank were printed at the same time."""
@@ -508,15 +554,16 @@ class Voices:
             at_once = min(end, its_end) - max(begin, its_begin) > OVERLAP_SECONDS
             if other == name or its_rank != rank or not at_once or min(number, its_number) < ENOUGH_LINES:
                 continue
-            (lane, frame), (its_lane, its_frame) = sorted((name, other), key=lambda each: (each[0].number, each[1]))
+            (lane, frame), (its_lane, its_frame) = sorted((name, other), key=lambda pair: (pair[0].number, pair[1]))
             if lane is not its_lane:
                 raise UsageError(
-                    f"{lane.name} and {its_lane.name}: logs of two servers, or the same lines twice: both print batches of the same rank at the"
-                    " same time; give one server's logs at a time, or compare two with --against"
+                    f"{lane.name} and {its_lane.name}: logs of two servers, or the same lines twice: both print"
+                    " batches of the same rank at the same time; give one server's logs at a time, or compare two with"
+                    " --against"
                 )
             if its_frame.startswith(frame):
                 continue  # text of a request that looks like another server's line has the frame of this one around it
-            shown = " and ".join(repr(clean(each.decode("utf-8", "replace"))[:60]) for each in (frame, its_frame))
+            shown = " and ".join(repr(clean(text.decode("utf-8", "replace"))[:60]) for text in (frame, its_frame))
             two = f"the lines of two servers, or the same lines twice: the same rank prints batches behind {shown}"
             if self.started >= {name, other}:
                 raise UsageError(f"{lane.name}: holds {two}; give one server's lines, for example with grep -F")
@@ -550,19 +597,19 @@ class Logs:
         """
         if stdin is None and STDIN in arguments and sys.stdin is not None:
             stdin = sys.stdin.buffer
-        found = find(arguments, stdin)
-        for source in found:
+        named = find(arguments, stdin)
+        for source in named:
             source.most = most
             source.look()
-        self.sources = [source for source in found if not source.empty]
+        self.sources = [source for source in named if not source.empty]
         if not self.sources:
-            raise _refusal(found, "is empty" if len(found) == 1 else "all are empty")
+            raise _refusal(named, "is empty" if len(named) == 1 else "all are empty")
         self._logs = in_order(self.sources)
         self._lanes: list[Lane] = []
         self._voices = Voices()
-        self._found = False  # an event that only SGLang prints
+        self._is_sglangs = False  # an event came that only SGLang prints
         self._errors = 0  # lines with an error before the first line of SGLang's
-        self._error = ""  # the line of no form of SGLang's that says most about an error
+        self._error = ""  # of those lines, the one that explains most
         self._given = 0  # bytes of lines, each at least `_SHORT_LINE`
         self.first = min((log[0].first for log in self._logs if log[0].first > -inf), default=None)
         self.lines = 0  # physical lines read
@@ -586,9 +633,9 @@ class Logs:
 
     @property
     def tally(self) -> tuple[Counter[str], Counter[str]]:
-        """Lines by kind, and by kind the lines and fields that look like SGLang's and could not be read, of what was read so far."""
+        """The lines read so far by kind, and by kind the lines and fields of SGLang's that could not be read."""
         readers = [lane.reader for lane in self._lanes]
-        return sum((each.lines for each in readers), Counter()), sum((each.unreadable for each in readers), Counter())
+        return sum((one.lines for one in readers), Counter()), sum((one.unreadable for one in readers), Counter())
 
     @property
     def end(self) -> float | None:
@@ -621,7 +668,8 @@ class Logs:
             if count := odd[way]:
                 often = "once" if count == 1 else f"{count} times"
                 notes.append(
-                    f"the clock was set {way} {often}: time goes on from where it was, so later times are not those printed"
+                    f"the clock was set {way} {often}: time goes on from where it was, so later times are not"
+                    " those printed"
                 )
         if strays := odd["stray"]:
             lines = "1 line has a time" if strays == 1 else f"{strays} lines have times"
@@ -634,26 +682,18 @@ class Logs:
         Raise `UsageError` where the input cannot be read, is of several servers or, at its end, is no log of SGLang.
         """
         waiting, ended = deque(self._logs), list[Lane]()
-        heap = list[tuple[float, int, Event, Lane, Iterator[Event]]]()  # no two with one number
-
-        def push(lane: Lane, events: Iterator[Event]) -> None:
-            event = next(events, None)
-            if event is None:
-                ended.append(lane)
-            else:
-                heapq.heappush(heap, (-inf if event.time is None else event.time, lane.number, event, lane, events))
-
+        heap: list[_Next] = []
         while waiting or heap:
             while waiting and (not heap or waiting[0][0].first < heap[0][0]):
                 log = waiting.popleft()
                 lane = self._lane(log[0].first, ended)
-                push(lane, lane.steady(self._read(lane, log)))
+                _push(heap, ended, lane, lane.steady(self._read(lane, log)))
             if heap:
                 _, _, event, lane, events = heapq.heappop(heap)
                 yield event
                 if len(self._logs) == 1:
                     yield from events
-                push(lane, events)
+                _push(heap, ended, lane, events)
         self._check()
 
     def _lane(self, begin: float, ended: list[Lane]) -> Lane:
@@ -667,29 +707,37 @@ class Logs:
 
     def _read(self, lane: Lane, log: list[Source]) -> Iterator[Event]:
         """Give the events of a log's files as printed."""
-        read = lane.reader.read
         for source in log:
             lane.name, before = source.label, lane.reader.number
             for lines in source.blocks():
                 self.lines += len(lines)
-                for line in lines:
-                    if events := read(line):
-                        frame = b"" if line[:3] == b"[20" else _frame(line)
-                        for event in events:
-                            self._voices.take(lane, frame, event)
-                            if event.kind == "words":
-                                event.figures["line"] -= before
-                                event.file = source.label if len(self.sources) > 1 else ""
-                        self._found = self._found or any(event.kind not in _ANSWERS for event in events)
-                        yield from events
-                    if line.find(b"server_args=", 0, 1000) >= 0:
-                        self._voices.started.add((lane, _frame(line)))
-                    if not self._found:
-                        self._missing(source, line)
+                yield from self._read_lines(lane, source, lines, before)
             yield from lane.reader.end()
 
-    def _missing(self, source: Source, line: bytes) -> None:
-        """Give up an input of unknown size in which no line is SGLang's."""
+    def _read_lines(self, lane: Lane, source: Source, lines: list[bytes], before: int) -> Iterator[Event]:
+        """Give the events of lines."""
+        read = lane.reader.read
+        for line in lines:
+            if events := read(line):
+                self._note_origin(lane, line, events, before)
+                yield from events
+            if line.find(b"server_args=", 0, 1000) >= 0:
+                self._voices.started.add((lane, _frame(line)))
+            if not self._is_sglangs:
+                self._give_up_late(source, line)
+
+    def _note_origin(self, lane: Lane, line: bytes, events: Iterable[Event], before: int) -> None:
+        """Note in events where their line stands, and what they show of its server. `before`: lines before this file."""
+        frame = b"" if line[:3] == b"[20" else _frame(line)
+        for event in events:
+            self._voices.take_event(lane, frame, event)
+            self._is_sglangs = self._is_sglangs or event.kind not in _ANSWERS
+            if event.kind == "words":
+                event.figures["line"] -= before
+                event.file = lane.name if len(self.sources) > 1 else ""
+
+    def _give_up_late(self, source: Source, line: bytes) -> None:
+        """Raise `UsageError` after `MOST_WITHOUT_A_LINE` bytes of a pipe or packed file without a line of SGLang's."""
         if self._errors < _ERRORS_AT_MOST and _ERROR.search(line):
             self._errors += 1
             if not self._error or class_of([self._error]) == "unknown":
@@ -702,7 +750,7 @@ class Logs:
         # Any web server's log has access lines; only SGLang prints its own prefix before them, and ranks in it.
         served = any(lane.reader.lines["access"] for lane in self._lanes)
         ranked = any(lane.reader.names_ranks for lane in self._lanes)
-        if self._found or ranked or (served and self.first is not None):
+        if self._is_sglangs or ranked or (served and self.first is not None):
             return
         if unread := next((lane.reader.unread for lane in self._lanes if lane.reader.unread), b""):
             words = clean(unread[:300].decode("utf-8", "replace"))
@@ -715,10 +763,23 @@ class Logs:
         raise _refusal(self.sources, reason)
 
 
-# An error as Python, a driver or a shell prints it, in a line of anybody, or a frame of SGLang's before its end is reached.
+_Next: TypeAlias = tuple[float, int, Event, Lane, Iterator[Event]]  # the next event of a log; a lane has one number
+
+
+def _push(heap: list[_Next], ended: list[Lane], lane: Lane, events: Iterator[Event]) -> None:
+    """Put the next event of a log on the heap, or its lane with those that ended."""
+    event = next(events, None)
+    if event is None:
+        ended.append(lane)
+    else:
+        heapq.heappush(heap, (-inf if event.time is None else event.time, lane.number, event, lane, events))
+
+
+# An error as Python, a driver or a shell prints it, in a line of any program; or a frame of SGLang's, before its error.
 _ERRORS_AT_MOST = 256
 _ERROR = re.compile(
-    rb"\b[\w.]{0,100}(?:Error|Exception)\b[:(!]|\berror: |out of memory|core dumped|/sglang/[^\"\n]{1,400}\", line \d{1,9}, in ",
+    rb"\b[\w.]{0,100}(?:Error|Exception)\b[:(!]|\berror: |out of memory|core dumped"
+    rb"|/sglang/[^\"\n]{1,400}\", line \d{1,9}, in ",
     re.IGNORECASE,
 )
 
