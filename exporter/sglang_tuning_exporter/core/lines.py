@@ -237,11 +237,9 @@ def _value(before: bytes, text: bytes) -> bytes:
 def form_of(text: bytes, layers: int = _LAYERS) -> tuple[Form, bool] | None:
     """Return the layers around a line, and whether no sentence looks like them; None without SGLang's stamp or words, or such layers."""
     head = _HEAD.search(text)
-    if head is None and b'  File "' in text:
-        known = _KNOWN_BEFORE.match(text)
-        is_frame = known is not None and _FRAME.match(text, known.end()) is not None
-        return ((_KNOWN[known.lastgroup or ""],), True) if known is not None and is_frame else None
-    if not layers or head is None:
+    if head is None:
+        return _form_of_frame(text)
+    if not layers:
         return None
     second = _SECOND.match(text, head.start())
     start = head.start() if second is None else second.end()
@@ -249,10 +247,21 @@ def form_of(text: bytes, layers: int = _LAYERS) -> tuple[Form, bool] | None:
         return (), True
     document = parsed(text)
     learned = _text_layer(text, start) if document is None else _field_layer(document, layers)
-    for line in _peeled(learned[0], Line(text)) if learned is not None else ():
-        if learned is not None and (inner := form_of(line.text, layers - 1)) is not None:
-            return (learned[0], *inner[0]), learned[1] and inner[1]
+    if learned is None:
+        return None
+    layer, is_sure = learned
+    for line in _peeled(layer, Line(text)):
+        if (inner := form_of(line.text, layers - 1)) is not None:
+            return (layer, *inner[0]), is_sure and inner[1]
     return None
+
+
+def _form_of_frame(text: bytes) -> tuple[Form, bool] | None:
+    """Return the known text before a frame of a traceback; None before anything else."""
+    known = _KNOWN_BEFORE.match(text) if b'  File "' in text else None
+    if known is None or _FRAME.match(text, known.end()) is None:
+        return None
+    return (_KNOWN[known.lastgroup or ""],), True
 
 
 # What is known before lines: container runtimes, followers of logs, and the numbers of lines.
@@ -300,44 +309,50 @@ def without_known(line: bytes) -> bytes:
 
 
 def _text_layer(text: bytes, start: int) -> tuple[Layer, bool] | None:
-    """Learn the text before a line up to a quotation, a document or SGLang's line itself; None where it may be anything.
+    """Return the layer of the text before SGLang's line, and whether no sentence looks like it; None for any other text.
 
-    Its words vary from line to line, but not the name of a field, and none where they stand for a stamp without a time.
+    The layer ends at a quotation, a document or SGLang's line itself.
     """
     brace = text.find(b"{", 0, start)
     if brace > 0 and isinstance(parsed(text[brace:]), dict):
         start = brace
     start = _CLOSED.match(text, 0, start).end()  # type: ignore[union-attr]  # it always matches
-    before, first = text[:start], text[start : start + 1]
-    if len(before) > _LONGEST_BEFORE or _OF_REQUESTS.search(before):
+    before, first, is_quoted = text[:start], text[start : start + 1], text[start : start + 1] in _VALUES
+    if len(before) > _LONGEST_BEFORE or _OF_REQUESTS.search(before) or not (is_quoted or before[-1] in _ENDS):
         return None
-    if first not in _VALUES and before[-1] not in _ENDS:
-        return None
-    headed = first not in _VALUES and first != b"{" and _STAMP.match(text, start) is None
+    headed = not is_quoted and first != b"{" and _STAMP.match(text, start) is None
     if headed and _TRACING.fullmatch(before):
         return Layer("tracing", _TRACING, headed=True), True
-    known = None if first in _VALUES else _KNOWN_BEFORE.match(before)
-    if known is not None and (
-        known["grep"] is None or known.end() == start
-    ):  # a time may begin like a number of a line
+    known = None if is_quoted else _KNOWN_BEFORE.match(before)
+    # A time may begin like the number of a line.
+    if known is not None and (known["grep"] is None or known.end() == start):
         return _KNOWN[known.lastgroup or ""], True
     words, timed = len(re.findall(_WORD, _NO_WORDS.sub(b"", before))), _TIMED.search(before) is not None
+    if words > _WORDS_AT_MOST:
+        return None
+    is_value = before.endswith(b"=") or (is_quoted and before != b"" and not before.endswith(_DELIMITERS))
+    is_sure = not is_value and words <= (_WORDS_SURE if timed else 2) and (timed or _is_structured(before, words))
+    return Layer("text before it", _pattern_of(before, headed=headed, timed=timed), headed=headed), is_sure
+
+
+def _is_structured(before: bytes, words: int) -> bool:
+    return words == 0 or before.endswith(b":") or before.rstrip()[-1:] in b"]})>"
+
+
+def _pattern_of(before: bytes, *, headed: bool, timed: bool) -> re.Pattern[bytes]:
+    """Return a pattern of a text with other words and blanks. The name of a field at its end stays as it is.
+
+    Nothing varies in a text without a time that stands in place of SGLang's stamp.
+    """
+    if headed and not timed:
+        return re.compile(re.escape(before))
     name = re.search(rb"[^\W\d]\w*(?:=|: )\Z", before)
-    fixed = 0 if headed and not timed else len(before) if name is None else name.start()
-    parts = [
-        re.escape(part[0])
-        if part.start() >= fixed or not part.lastindex or (part[2] and part.end() == start and not headed)
-        else _WORD
-        if part[1]
-        else rb"[ \t]+"
+    fixed = len(before if headed else before.rstrip(b" \t")) if name is None else name.start()
+    parts = (
+        re.escape(part[0]) if part.start() >= fixed or not part.lastindex else _WORD if part[1] else rb"[ \t]+"
         for part in _PART.finditer(before)
-    ]
-    is_value = before.endswith(b"=") or (first in _VALUES and before != b"" and not before.endswith(_DELIMITERS))
-    is_structured = words == 0 or before.endswith(b":") or before.rstrip()[-1:] in b"]})>"
-    sure = not is_value and words <= (_WORDS_SURE if timed else 2) and (timed or is_structured)
-    return (
-        None if words > _WORDS_AT_MOST else (Layer("text before it", re.compile(b"".join(parts)), headed=headed), sure)
     )
+    return re.compile(b"".join(parts))
 
 
 # Fields of JSON.
@@ -447,51 +462,55 @@ class Wrapping:
         text = without_terminal(raw.lstrip(b"\x00")[:LONGEST])
         if text[:1] == b" " and (_STAMP.match(pasted := text.lstrip(b" ")) or pasted.startswith(b"(")):
             text = pasted
-        lines = self._whole(Line(text))
+        lines = self._uncut(Line(text))
         if not lines:
             self.waits = "cut"
         return [inner for line in lines for inner in self._inner(line, open_text=open_text)]
 
-    def _whole(self, line: Line) -> list[Line]:
-        """Return a line without a container runtime's text around it; nothing while the runtime has cut it."""
+    def _uncut(self, line: Line) -> list[Line]:
+        """Return the lines that a container runtime wrote into one of its own; nothing while it has cut them."""
         text, entry = line.text, None
         if (cri := _CRI.match(text)) is not None:
-            stream, partial, inner = cri[2].decode(), cri[3] == b"P", text[cri.end() :]
+            stream, is_cut, inner = cri[2].decode(), cri[3] == b"P", text[cri.end() :]
             line = line._replace(time=time_of(cri[1]), around=", CRI")
-        else:
-            entry = parsed(text) if text[:1] == b"{" and b'"stream"' in text and b'"log"' in text else None
-            log, stream = (entry.get("log"), entry.get("stream")) if isinstance(entry, dict) else (None, None)
-            if not isinstance(log, str) or not isinstance(stream, str):
-                return [line]
-            inner = log.encode("utf-8", "replace")
-            partial = not inner.endswith(b"\n") and len(inner) >= _DOCKER_CUTS
+        elif (entry := _docker_entry(text)) is not None:
+            stream, inner = entry["stream"], entry["log"].encode("utf-8", "replace")
+            is_cut = not inner.endswith(b"\n") and len(inner) >= _DOCKER_CUTS
             line = line._replace(around=", container's JSON")
+        else:
+            return [line]
         begun = self.cut.pop(stream[:20], b"")
         inner = (begun + inner)[:LONGEST] if len(self.cut) < _MOST_STREAMS else inner
-        if partial:
+        if is_cut:
             self.cut[stream[:20]] = inner
             return []
         lines = [*map(without_terminal, inner.rstrip(b"\r\n").split(b"\n")[:_MOST_LINES])]
         if line.time is None and not _STAMP.match(lines[0]):
             line = line._replace(time=_time_in(entry))
-        return [line._replace(text=each) for each in lines]
+        return [line._replace(text=text) for text in lines]
 
     def _inner(self, line: Line, *, open_text: bool) -> list[Line]:
-        """Return what is in a line without the text of container runtimes: as it is, in a known form, behind other text, or in a new form."""
+        """Return the lines inside one without a container runtime's text: in no form, a known one, or a new one."""
         stamp = _STAMP.match(line.text)
         if stamp is not None and (self.is_bare or WORDS.match(line.text, stamp.end()) is not None):
             return self._accept((), [line])
-        for form in filter(None, (self.form, *self.forms)):
-            found = without(form, line)
-            if any(each.headed or _STAMP.match(each.text) for each in found):
-                return self._accept(form, found)
-            if found and form is self.form:  # without a stamp only in that of the line before
-                return found
+        if lines := self._in_known_form(line):
+            return lines
         # Another time in brackets may stand before SGLang's own stamp.
         if stamp is not None and _SECOND.match(line.text) is None:
             return self._accept((), [line])
         behind = None if open_text else self._behind_text(line)
         return self._in_new_form(line) if behind is None else behind
+
+    def _in_known_form(self, line: Line) -> list[Line]:
+        """Return the lines inside one in an accepted form; without a stamp only in the form of the line before."""
+        for form in filter(None, (self.form, *self.forms)):
+            lines = without(form, line)
+            if any(inner.headed or _STAMP.match(inner.text) for inner in lines):
+                return self._accept(form, lines)
+            if lines and form is self.form:
+                return lines
+        return []
 
     def _behind_text(self, line: Line) -> list[Line] | None:
         """Return a line behind progress bars without a newline, or directly behind words of another program, such as an address."""
@@ -509,37 +528,37 @@ class Wrapping:
     def _in_new_form(self, line: Line) -> list[Line]:
         """Accept a form, or hold its lines; a line in none stays as it is."""
         form, sure = form_of(line.text) or ((), False)
-        found = without(form, line) if form else []
-        if not found:
+        lines = without(form, line) if form else []
+        if not lines:
             return [line]
         at_once = form in self.forms or (sure and (not self._proven or all(layer.name in _KNOWN for layer in form)))
         if form != self._candidate:
             self._candidate, self.held = form, []
-        self.held += found
+        self.held += lines
         if len(self.held) < _ENOUGH and not at_once:
-            if sum(len(each.text) for each in self.held) > _HELD_LENGTH:
+            if sum(len(inner.text) for inner in self.held) > _HELD_LENGTH:
                 self.held = []
             self.waits, self.form = "other", None if self.form == () else self.form
             return []
-        held, self.held = self.held, []
+        lines, self.held = self.held, []
         self.forms = [form, *self.forms[: _FORMS_KEPT - 1]]
-        return self._accept(form, held)
+        return self._accept(form, lines)
 
     @property
     def is_bare(self) -> bool:
         """Whether SGLang's lines came without any text around them."""
         return () in self._proven
 
-    def is_again(self, form: Form, *, alone: bool) -> bool:
-        """Whether SGLang's lines came in this form before, and a line that shows it `alone` is one more: note it."""
-        if not alone or form not in self._proven:
+    def accepts_again(self, form: Form) -> bool:
+        """Return whether SGLang's batches came in this form before; if so, note that one more came."""
+        if form not in self._proven:
             return False
         self.form, self.held = form, []
         return True
 
-    def _accept(self, form: Form, found: list[Line]) -> list[Line]:
+    def _accept(self, form: Form, lines: list[Line]) -> list[Line]:
         """Note that lines have SGLang's stamp, or the text that replaces it, in this form; return them."""
-        for line in found:
+        for line in lines:
             stamp = _STAMP.match(line.text)
             if WORDS.match(line.text, stamp.end() if stamp else 0) is not None:
                 self._proven.add(form)
@@ -547,7 +566,16 @@ class Wrapping:
             self.form = form
         if form in self._proven:
             self.held = []
-        return found
+        return lines
+
+
+def _docker_entry(text: bytes) -> dict[str, Any] | None:
+    """Return the entry of a container's log, as Docker writes it, that a text is; None for any other text."""
+    if text[:1] != b"{" or b'"stream"' not in text or b'"log"' not in text:
+        return None
+    entry = parsed(text)
+    is_entry = isinstance(entry, dict) and isinstance(entry.get("log"), str) and isinstance(entry.get("stream"), str)
+    return entry if is_entry else None
 
 
 # What lines say
@@ -899,7 +927,7 @@ def _crash(text: bytes) -> str:
     if match is None:
         return ""
     code = int(match[2])
-    by = Signals(-code).name if -code in {each.value for each in Signals} else ""
+    by = Signals(-code).name if -code in {known.value for known in Signals} else ""
     by = "killed from outside, often by the kernel's OOM killer" if by == "SIGKILL" else by
     return f"{match[1].decode('ascii')} crashed with exit code {code}" + (f" ({by})" if by else "")
 
@@ -988,6 +1016,9 @@ class Trust:
             self.carrier, self.carrier_line, self._carrier_time = kind, number, time
 
 
+_Usual: TypeAlias = Callable[[bytes], "tuple[Event, ...] | None"]  # reads a line of a form; None for an unusual one
+
+
 class Reader:
     """Turns the lines of one stream into events.
 
@@ -1011,8 +1042,7 @@ class Reader:
         self.names_ranks = False  # a stamp named a rank, as only SGLang's do
         self._events: list[Event] = []
         self._released: list[Event] = []  # events that are about a line before, with its mark
-        # How to read a usual line, by one with zeros for all digits; None where it is not usual today.
-        self._usual: dict[bytes, Callable[[bytes], tuple[Event, ...] | None]] = {}
+        self._usual: dict[bytes, _Usual] = {}  # by a line with zeros for all digits
         self._places: dict[str, tuple[int, int]] = {}  # of plain figures in the message of the last batch
         self._clock: float | None = None
         self._day = 0
@@ -1040,53 +1070,81 @@ class Reader:
     def _read_unusual(self, raw: bytes) -> tuple[Event, ...]:
         self._events, self._released = [], []
         unreadable = self.unreadable.total()
-        found = self.wrapping.lines(raw, open_text=self._in_traceback() is not None)
+        lines = self.wrapping.lines(raw, open_text=self._in_traceback() is not None)
         kind = self.wrapping.waits
-        for each in found:
-            kind = self._read(each)
+        for line in lines:
+            kind = self._read(line)
             if kind in _RECOGNISED:
-                self._recent.append(each.text)
+                self._recent.append(line.text)
         self.kind = kind
         self.lines[kind] += 1
         if kind == "other" and not self.unread and self.wrapping.form != () and WORDS.search(raw):
             self.unread = raw[:LONGEST_UNREAD]
         self.trust.mark(kind, self.number, self.time, self._events)
-        if kind in _USUAL and len(found) == 1 and len(raw) <= _SHAPE_LENGTH and self.unreadable.total() == unreadable:
-            self._learn(raw, found[0])
+        if kind in _USUAL and len(lines) == 1 and len(raw) <= _SHAPE_LENGTH and self.unreadable.total() == unreadable:
+            self._learn(raw, lines[0])
         return (*self._released, *self._events)
 
     def _learn(self, raw: bytes, line: Line) -> None:
         """Remember how to read a usual line: a batch with plain figures, or a request that was answered.
 
-        Another that differs from it only in digits says the same: its figures stand at the same places.
+        Another line that differs from it only in digits has its figures at the same places.
         """
-        is_batch = self.kind in ("decode", "prefill") and len(self._events) == 1 and len(self._places) > 1
-        is_answered = self.kind == "access" and not self._events and b" 200 OK" in raw
-        first, places = (self._events[0], self._places) if is_batch else (Event(self.kind), {})
-        others = {name: value for name, value in first.figures.items() if name not in places}  # figures that are words
-        wrapping, form, found = self.wrapping, self.wrapping.form, stamp_of(line.text)
-        kind, word, around = first.kind, first.word, self.around
-        start = 0 if found is None else found[2]
-        at = raw.find(line.text[: start + 8] if is_answered else line.text)
-        stamp, message = slice(at, at + start), slice(at, at + len(line.text))
+        stamp, is_answer = stamp_of(line.text), self.kind == "access"
+        start = 0 if stamp is None else stamp[2]
+        at = raw.find(line.text[: start + 8] if is_answer else line.text)
         is_plain = at >= 0 and not line.headed and not line.glued and b"%|" not in raw  # or a bar
-        is_usual = is_answered or (is_batch and start > 0 and not others.keys() - {"graph"})
-        if form is None or not is_plain or not is_usual or (start and _dated(raw[stamp]) is None):
+        form, usual = self.wrapping.form, None
+        if not is_plain or form is None or (start and _dated(raw[at : at + start]) is None):
             return
-        names, usages = tuple(places), tuple(name for name in places if name.endswith("usage"))
-        parts = [slice(at + start + begin, at + start + end) for begin, end in places.values()]
-        texts = itemgetter(*parts) if parts else None
+        if not is_answer:
+            usual = self._usual_batch(form, at, start, len(line.text))
+        elif not self._events and b" 200 OK" in raw:
+            usual = self._usual_answer(form, at, start)
+        if usual is not None:
+            self._usual[raw.translate(_ZEROS)] = usual
+            if len(self._usual) > _SHAPES_KEPT:
+                self._usual.clear()
+
+    def _usual_answer(self, form: Form, at: int, start: int) -> _Usual:
+        """Return how to read lines like the last one, an answered request: a stamp of `start` bytes at a place."""
+        stamp, wrapping, around = slice(at, at + start), self.wrapping, self.around
 
         def usual(line: bytes) -> tuple[Event, ...] | None:
-            origin = _dated(line[stamp]) if start else (self.time, NO_RANK)
+            if form is not wrapping.form or wrapping.held:
+                return None
+            if start:
+                origin = _dated(line[stamp])
+                if origin is None:
+                    return None
+                self.time = origin[0]
+            self.kind, self.around = "access", around
+            self.lines["access"] += 1
+            return ()
+
+        return usual
+
+    def _usual_batch(self, form: Form, at: int, start: int, length: int) -> _Usual | None:
+        """Return how to read lines like the last one, a batch; None where more than its plain figures can vary."""
+        places, kind, around, wrapping = self._places, self.kind, self.around, self.wrapping
+        if len(self._events) != 1 or len(places) < 2 or not start:
+            return None
+        word, figures = self._events[0].word, self._events[0].figures
+        others = {name: figures[name] for name in figures.keys() - places.keys()}  # figures that are words
+        if others.keys() - {"graph"}:
+            return None
+        stamp, message = slice(at, at + start), slice(at, at + length)
+        names, usages = tuple(places), tuple(name for name in places if name.endswith("usage"))
+        texts = itemgetter(*(slice(at + start + begin, at + start + end) for begin, end in places.values()))
+
+        def usual(line: bytes) -> tuple[Event, ...] | None:
+            origin = _dated(line[stamp])
             is_other = form is not wrapping.form or wrapping.held
-            if origin is None or (is_other and not wrapping.is_again(form, alone=is_batch)):
+            if origin is None or (is_other and not wrapping.accepts_again(form)):
                 return None
             self.kind, self.around = kind, around
             self.lines[kind] += 1
             self.time, rank = origin
-            if texts is None:
-                return ()
             figures = dict(zip(names, map(_number_of, texts(line))))  # noqa: B905 - of one length
             for name in usages:
                 if figures[name] > 2:  # no usage of a cache
@@ -1100,9 +1158,7 @@ class Reader:
             self._recent.append(line[message])
             return (event,)
 
-        self._usual[raw.translate(_ZEROS)] = usual
-        if len(self._usual) > _SHAPES_KEPT:
-            self._usual.clear()
+        return usual
 
     def end(self) -> tuple[Event, ...]:
         """Return what waits for a further line: arguments that were cut."""
@@ -1115,34 +1171,32 @@ class Reader:
         return event
 
     def _read(self, line: Line) -> str:
-        """Read a line without what is around it; return its kind."""
+        """Read a line without the text around it; return its kind."""
         text, self.around = line.text, line.around
-        found = None if line.headed else stamp_of(text)
+        stamp = None if line.headed else stamp_of(text)
         if line.glued:
             self.trust.mark("glued", self.number, self.time, ())
-        if found is None and not line.headed:
+        if stamp is None and not line.headed:
             return self._read_unstamped(line)
         self._events.extend(self.end())
-        time, rank, start = line.time, line.rank, 0
-        if found is not None:
-            printed, ranks, start = found
-            self.names_ranks = self.names_ranks or ranks is not NO_RANK
-            rank = rank if ranks is NO_RANK else ranks
-            if printed is None and self._stamped:
-                return "other"
-            time = time if printed is None else printed
-        if time is not None and time < FIRST_DATED:
-            time = self._since_first_midnight(time)
-        if time is not None:
-            self.time, self.begin = time, time if self.begin is None else self.begin
+        printed, rank, start = (None, NO_RANK, 0) if stamp is None else stamp
+        self.names_ranks |= rank is not NO_RANK
+        if stamp is not None and printed is None and self._stamped:
+            return "other"
+        time = self._with_date(line.time if printed is None else printed)
+        self.time = self.time if time is None else time
+        self.begin = time if self.begin is None else self.begin
         if line.around.endswith("tracing") and self._is_of_another_rank(text, time or 0.0):
             return "known"
-        self._at = time, rank
+        self._at = time, line.rank if rank is NO_RANK else rank
         kind = self._read_message(text[start:])
-        self._stamped = self._stamped or (
-            found is not None and time is not None and kind not in ("other", "access", "traceback")
-        )
+        if stamp is not None and time is not None and kind not in ("other", "access", "traceback"):
+            self._stamped = True
         return kind
+
+    def _with_date(self, time: float | None) -> float | None:
+        """Return a printed time; one without a date as seconds since the midnight of the first day."""
+        return self._since_first_midnight(time) if time is not None and time < FIRST_DATED else time
 
     def _is_of_another_rank(self, text: bytes, time: float) -> bool:
         """Whether a line without ranks repeats one of a moment ago that every rank prints."""
@@ -1174,22 +1228,22 @@ class Reader:
         if self._cut is not None and self._read_rest(text, *self._cut):
             return "arguments"
         self._events.extend(self.end())
-        if self._stamped:
-            time = self.time
-        elif time is not None and time < FIRST_DATED:
-            time = self._since_first_midnight(time)
+        time = self.time if self._stamped else self._with_date(time)
         self._at = time, line.rank
-        if _ACCESS.match(text):
-            kind = self._read_access(text)
-        else:  # how a process was aborted is logged by none of SGLang's
-            found = _row_of(text) if _BARE.match(text) else None
-            kind = self._read_row(*found) if found is not None else self._read_traceback(text)
-            kind = kind or ("" if self._go_on is None else self._go_on(text))
+        kind = self._read_bare(text)
         if not kind and not self._stamped:
             self.time = self.time if time is None else time
             kind = self._read_message(text, stamped=False)
             self.begin = self.time if self.begin is None and kind != "other" else self.begin
         return kind or ("other" if text.strip() else "empty")
+
+    def _read_bare(self, text: bytes) -> str:
+        """Read a line that needs no stamp; return its kind, empty for any other line."""
+        if _ACCESS.match(text):
+            return self._read_access(text)
+        row = _row_of(text) if _BARE.match(text) else None
+        kind = self._read_traceback(text) if row is None else self._read_row(*row)
+        return kind or ("" if self._go_on is None else self._go_on(text))
 
     def _read_message(self, text: bytes, *, stamped: bool = True) -> str:
         """Read a message by the table. What SGLang advises has its stamp."""
@@ -1199,9 +1253,9 @@ class Reader:
         opens, is_of_request = text.rstrip().endswith(TRACEBACK), _ASGI.match(text) is not None
         if opens or is_of_request:
             self._traceback = _Traceback(self._at, self.number, self.number + _OTHERS_BETWEEN, stamped=True)
-        if (found := _row_of(text)) is not None:
-            return self._read_row(*found)
-        if stamped and self._says(text):
+        if (row := _row_of(text)) is not None:
+            return self._read_row(*row)
+        if stamped and self._read_advice(text):
             return "advice"
         if is_of_request:  # uvicorn, of a request that an exception ended; that of a stream has status 200
             if not self._exceptions_due:
@@ -1212,7 +1266,7 @@ class Reader:
             self.unreadable["batch_line"] += 1
         return "traceback" if opens else "other"
 
-    def _says(self, text: bytes) -> bool:
+    def _read_advice(self, text: bytes) -> bool:
         """Add the event of a line with which SGLang advises or decides about a flag, before the first request."""
         if self.trust.serves or (b"_" not in text and b"--" not in text):
             return False
@@ -1224,17 +1278,21 @@ class Reader:
         return True
 
     def _read_row(self, row: Message, match: re.Match[bytes]) -> str:
+        """Read a message by its row; return its kind."""
         text, kind = match.string, row.kind
-        if kind in ("known", "limits") and not text.startswith(b"max_total_num_tokens="):
-            self._says(text)
-        if kind == "words":
-            self._explain(text)
-        if kind in SILENT or kind == "words":
-            return kind
         if kind in _NEEDED:
             return self._read_batch(row, match)
         if kind == "arguments":
             return self._read_arguments(text[match.end() :])
+        if kind == "words":
+            self._explain(text)
+        elif kind in ("known", "limits") and not text.startswith(b"max_total_num_tokens="):
+            self._read_advice(text)
+        return kind if kind in SILENT or kind == "words" else self._read_event(row, match)
+
+    def _read_event(self, row: Message, match: re.Match[bytes]) -> str:
+        """Add the event of a message by its row, with what only some kinds have; return its kind."""
+        text, kind = match.string, row.kind
         self._serving = self._serving or kind == "ready"
         figures = {name: _number_of(value) for name, value in match.groupdict().items() if value and name != "by"}
         event = self._add(kind, figures | dict(row.figures), row.word)
@@ -1253,49 +1311,65 @@ class Reader:
         text = match.string[:_LONGEST_BATCH].rstrip()
         torn = _OTHER_LINE.search(text)
         text = text if torn is None else text[: torn.start()]
-        event, fields = Event(row.kind, *self._at, dict(row.figures)), dict[bytes, bytes]()
+        event = Event(row.kind, *self._at, dict(row.figures))
         if mixed := match.groupdict().get("mixed"):
             event.figures["running"] = int(mixed)
-        self._places = {}
-        for each in islice(_FIELD.finditer(text, match.end()), 64):
-            if each[1] not in fields:
-                fields[each[1]] = each[2]
-                self._read_field(event, each[1], each[2], each.start(2))
+        fields = self._read_fields(event, text, match.end())
         # Every release ends the line about a full pool with the ratio: one without it is a text of somebody else's.
         is_short = row.kind == "retraction" and not row.figures and torn is None and b"#new_token_ratio" not in fields
         if is_short or not event.figures.keys() & _NEEDED[row.kind]:
             self.unreadable["retraction_line" if row.kind == "retraction" else "batch_line"] += 1
             return "other"
         if row.kind != "retraction":
-            known = {key: value for key, value in fields.items() if key in _FIGURES or key in _OTHER_FIGURES}
-            strange = sum(not _GRAPH.match(key) for key in fields if key not in known)
-            is_odd = any(value not in _NO_NUMBER and not _NUMBER.match(value) for value in known.values())
-            self.unreadable += Counter(batch_key=min(strange, 8), batch_line=int(is_odd or torn is not None))
+            self._count_unreadable(fields, is_torn=torn is not None)
             self._serving = True
         self._events.append(event)
         return row.kind
 
+    def _count_unreadable(self, fields: Mapping[bytes, bytes], *, is_torn: bool) -> None:
+        """Count the fields of a batch line with an unknown name, and the line where a value is no number."""
+        known = {key: value for key, value in fields.items() if key in _FIGURES or key in _OTHER_FIGURES}
+        unknown = sum(not _GRAPH.match(key) for key in fields if key not in known)
+        is_odd = any(value not in _NO_NUMBER and not _NUMBER.match(value) for value in known.values())
+        self.unreadable += Counter(batch_key=min(unknown, 8), batch_line=int(is_odd or is_torn))
+
+    def _read_fields(self, event: Event, text: bytes, start: int) -> Mapping[bytes, bytes]:
+        """Add the figures of a batch or retraction line to its event; return its fields by name."""
+        fields: dict[bytes, bytes] = {}
+        self._places = {}
+        for field_match in islice(_FIELD.finditer(text, start), 64):
+            key, value = field_match.groups()
+            if key not in fields:
+                fields[key] = value
+                self._read_field(event, key, value, field_match.start(2))
+        return fields
+
     def _read_field(self, event: Event, key: bytes, value: bytes, start: int) -> None:
         name = _FIGURES.get(key, "")
-        if name and name not in event.figures and (match := _NUMBER.match(value)) is not None:
-            number = float(match[1]) / (100 if match[2] else 1)
-            if 0 <= number <= _LARGEST and (number <= 2 or not name.endswith("usage")):
-                event.figures[name] = number if name in _FRACTIONS else int(number)
-                if not match[2] and _PLAIN.fullmatch(match[1]):
-                    self._places[name] = start, start + match.end(1)
+        match = _NUMBER.match(value) if name and name not in event.figures else None
+        if match is not None:
+            self._read_figure(event, name, match, start)
         elif event.kind == "decode" and value in (b"True", b"False") and (graph := _GRAPH.match(key)):
             event.figures["graph"], event.word = value == b"True", graph[1].decode()
         elif key == b"#new_token_ratio" and (ratio := _RATIO.match(value)):
             event.figures["ratio_before"], event.figures["ratio_after"] = float(ratio[1]), float(ratio[2])
 
+    def _read_figure(self, event: Event, name: str, match: re.Match[bytes], start: int) -> None:
+        """Add a figure that can be true to a batch's event, and note where it stands."""
+        number = float(match[1]) / (100 if match[2] else 1)
+        if 0 <= number <= _LARGEST and (number <= 2 or not name.endswith("usage")):
+            event.figures[name] = number if name in _FRACTIONS else int(number)
+            if not match[2] and _PLAIN.fullmatch(match[1]):
+                self._places[name] = start, start + match.end(1)
+
     def _read_arguments(self, text: bytes) -> str:
         self._traceback = None
         self._starting, self._serving, self._capturing, self._ended, self._sizes = True, False, False, False, ()
-        found = parse_server_args(text.decode("utf-8", "replace"))
-        if found is None:
+        parsed_arguments = parse_server_args(text.decode("utf-8", "replace"))
+        if parsed_arguments is None:
             self.unreadable["server_args"] += 1
             return "known"
-        arguments, is_cut = found
+        arguments, is_cut = parsed_arguments
         event = Event("arguments", *self._at, arguments=arguments)
         if is_cut:
             event.figures["cut"] = 1
@@ -1306,11 +1380,11 @@ class Reader:
 
     def _read_rest(self, rest: bytes, event: Event, before: bytes) -> bool:
         """Add the arguments that a shipper put into a line of their own: Docker cuts lines at 16 KiB."""
-        whole = (before.rstrip(b"\r") + rest)[:LONGEST]
-        arguments, is_cut = parse_server_args(whole.decode("utf-8", "replace")) or ({}, True)
+        joined = (before.rstrip(b"\r") + rest)[:LONGEST]
+        arguments, is_cut = parse_server_args(joined.decode("utf-8", "replace")) or ({}, True)
         if len(arguments) <= len(event.arguments) and not (arguments and is_cut and len(rest) > _LONGEST_BATCH):
             return False
-        event.arguments, self._cut = arguments, (event, whole)
+        event.arguments, self._cut = arguments, (event, joined)
         if not is_cut:
             del event.figures["cut"]
             self._events.extend(self.end())
@@ -1327,19 +1401,22 @@ class Reader:
         for key, value in _FIGURE.findall(text):
             if available := _AVAILABLE.fullmatch(key):
                 event.figures["available_gb"], event.word = float(value), available[1].decode()
-            elif (name := _START_FIGURES.get(key)) or key.endswith((b"_state size", b"_cache size")):
-                sizes = name == "gigabytes" or not name
-                name = name or "used"
-                event.figures[name] = _number_of(value) + (event.figures.get(name, 0) if sizes else 0)
-        if event.word in {"graph_begin", "graph"}:
-            self._capturing = event.word == "graph_begin"
+            elif name := _START_FIGURES.get(key) or ("used" if key.endswith((b"_state size", b"_cache size")) else ""):
+                is_sum = name == "gigabytes" or key not in _START_FIGURES
+                event.figures[name] = _number_of(value) + (event.figures.get(name, 0) if is_sum else 0)
         if (graph := _GRAPH_OF.match(text)) is not None:
-            if _OF_PREFILL.search(graph[1]):
-                event.figures["prefill"] = 1
-            if graph[1].strip().lower() in _OF_DECODE:
-                self._sizes = _sizes_in(text) or self._sizes
-                event.sizes = self._sizes if event.word == "graph" else ()
+            self._read_capture(event, text, graph[1])
         return event.kind
+
+    def _read_capture(self, event: Event, text: bytes, graph: bytes) -> None:
+        """Read the begin or the end of a capture of CUDA graphs: of which graphs, and their sizes."""
+        if event.word in ("graph_begin", "graph"):
+            self._capturing = event.word == "graph_begin"
+        if _OF_PREFILL.search(graph):
+            event.figures["prefill"] = 1
+        if graph.strip().lower() in _OF_DECODE:
+            self._sizes = _sizes_in(text) or self._sizes
+            event.sizes = self._sizes if event.word == "graph" else ()
 
     def _read_trouble(self, event: Event, match: re.Match[bytes]) -> str:
         """Read the line of an end, a hang, a failed allocation or transfer, which may explain an end."""
@@ -1402,7 +1479,7 @@ class Reader:
             figures["unsure"] = 1
         lines, around, at, recent = [text], self.around, self._at, tuple(map(_recent_words, self._recent))
 
-        def said() -> Event:
+        def explanation() -> Event:
             text = b"\n".join(lines)
             words, asked = _words(text), _ASKED_TOKENS.search(text)
             is_check = asked is not None and 0 < int(asked[1]) <= int(asked[2])
@@ -1418,11 +1495,11 @@ class Reader:
                 self._go_on = None
                 return ""
             lines.append(text)
-            self._released.append(said())
+            self._released.append(explanation())
             self._released[-1].marked = first.marked
             return kind or "exception"
 
-        first = said()
+        first = explanation()
         self._events.append(first)
         if of is not None or kind:
             self._go_on = go_on
@@ -1442,8 +1519,8 @@ class Reader:
         return "access"
 
     def _in_traceback(self) -> _Traceback | None:
-        found = self._traceback
-        return found if found is not None and found.is_open and self.number <= found.until else None
+        last = self._traceback
+        return last if last is not None and last.is_open and self.number <= last.until else None
 
     def _read_traceback(self, text: bytes) -> str:
         """Read a line without a stamp as part of a traceback; return its kind, empty where it belongs to none."""
@@ -1455,15 +1532,7 @@ class Reader:
         if text.startswith(TRACEBACK):
             self._open_traceback()
         elif (frame := _FRAME.match(text)) is not None:
-            traceback = traceback or self._open_traceback(headless=True)
-            place = traceback.place
-            traceback.read_frame(frame, self.number)
-            if (
-                traceback.is_sure and traceback.place != place and not traceback.texts
-            ):  # a log may end before its last line
-                self._at = traceback.at
-                self._explain(text.strip(), ending="cut", of=traceback)
-            self._go_on = None
+            self._read_frame(traceback or self._open_traceback(headless=True), frame)
         elif self._traceback is not None and not self._traceback.is_open and text.startswith(_CHAINED):
             self._traceback.goes_on = True
             self._go_on = None
@@ -1478,6 +1547,14 @@ class Reader:
             self._close_traceback(traceback, text)
             return "exception"
         return "traceback"
+
+    def _read_frame(self, traceback: _Traceback, frame: re.Match[bytes]) -> None:
+        place = traceback.place
+        traceback.read_frame(frame, self.number)
+        if traceback.is_sure and traceback.place != place and not traceback.texts:  # a log may end before its last line
+            self._at = traceback.at
+            self._explain(frame.string.strip(), ending="cut", of=traceback)
+        self._go_on = None
 
     def _open_traceback(self, *, headless: bool = False) -> _Traceback:
         """Open a traceback: one that goes on, or that of another process."""
@@ -1494,9 +1571,7 @@ class Reader:
         traceback.is_open = False
         time, rank = traceback.at
         self._at = traceback.at = self._at[0] if time is None else time, rank
-        found = _row_of(text)
-        is_known = found is not None and (found[0].word == "launch_failed" or found[0].kind == "out_of_memory")
-        row = found[0] if found is not None and is_known else None
+        row = _row_of_exception(text)
         by_somebody = text.startswith(_BY_SOMEBODY) or "test" in traceback.inside
         in_thread = "storage" in traceback.inside and not traceback.is_sure
         uncaught = bool(traceback.place) and not traceback.stamped and not in_thread
@@ -1504,12 +1579,8 @@ class Reader:
             self._add("hicache", word="storage", text=_words(text))
         elif row is not None and row.kind == "end":
             self._add("end", word=row.word)
-        elif row is None and ("main" in traceback.inside or uncaught) and not self._serving and not by_somebody:
-            started = traceback.headless and "start" not in traceback.inside
-            word, why = ("scheduler_exception", "") if started else ("launch_failed", _launch_failure(text))
-            self._add("end", word=word, text=why)
-        elif row is None and "process" in traceback.inside and not traceback.announced and not by_somebody:
-            self._add("end", word="scheduler_exception")
+        elif row is None and not by_somebody:
+            self._add_end_of(traceback, text, uncaught=uncaught)
         if (traceback.is_sure or uncaught or row is not None) and not by_somebody:
             self._explain(text, sure=traceback.is_sure, of=traceback)
             traceback.texts.append(_words(text))
@@ -1518,12 +1589,31 @@ class Reader:
             self._add("out_of_memory", _held_elsewhere(text), word, _words(text))
             traceback.counted = True
 
+    def _add_end_of(self, traceback: _Traceback, text: bytes, *, uncaught: bool) -> None:
+        """Add the end of a server whose launch failed, or whose process ended, by an exception of no row."""
+        if not self._serving and ("main" in traceback.inside or uncaught):
+            is_start = not traceback.headless or "start" in traceback.inside
+            word, why = ("launch_failed", _launch_failure(text)) if is_start else ("scheduler_exception", "")
+            self._add("end", word=word, text=why)
+        elif "process" in traceback.inside and not traceback.announced:
+            self._add("end", word="scheduler_exception")
+
+
+def _row_of_exception(text: bytes) -> Message | None:
+    """Return the row of a failed launch or allocation, by the exception at the end of a traceback; None for any other."""
+    found = _row_of(text)
+    if found is None or (found[0].word != "launch_failed" and found[0].kind != "out_of_memory"):
+        return None
+    return found[0]
+
 
 def _row_of(text: bytes) -> tuple[Message, re.Match[bytes]] | None:
     """Return the row of a message, and what it matches."""
-    found = _ANY.match(text)
-    row, pattern = _PATTERNS[(found.lastindex or 0) - 1 if found is not None else 0]
-    match = None if found is None else pattern.match(text)
+    first = _ANY.match(text)
+    if first is None:
+        return None
+    row, pattern = _PATTERNS[(first.lastindex or 0) - 1]
+    match = pattern.match(text)
     return None if match is None else (row, match)
 
 

@@ -88,22 +88,18 @@ class View:
     @property
     def explains_now(self) -> Event | None:
         """The line that explains why it does not answer: none from before its last start."""
-        said = self.explanation
-        return (
-            None
-            if said is None or (said.time is not None and said.time < self.last.get("server_starts", -inf))
-            else said
-        )
+        line, started = self.explanation, self.last.get("server_starts", -inf)
+        return None if line is None or (line.time is not None and line.time < started) else line
 
     @cached_property
     def _by_head(self) -> Mapping[str, Mapping[str, float]]:
         """The sums that are named `head/…`, by head and the rest of their names."""
-        found: dict[str, dict[str, float]] = {}
+        by_head: dict[str, dict[str, float]] = {}
         for name, value in self.totals.items():
             head, slash, rest = name.partition("/")
             if slash:
-                found.setdefault(head, {})[rest] = value
-        return found
+                by_head.setdefault(head, {})[rest] = value
+        return by_head
 
     def under(self, head: str) -> Mapping[str, float]:
         """Return what is named `head/…`, by the rest of its name."""
@@ -111,13 +107,13 @@ class View:
 
     @cached_property
     def _latencies(self) -> Mapping[str, Histogram | None]:
-        found: dict[str, Histogram | None] = dict.fromkeys(LATENCIES)
+        latencies: dict[str, Histogram | None] = dict.fromkeys(LATENCIES)
         for name in LATENCIES:
             counts = sorted((float(bound), count) for bound, count in self.under(name).items())
             if len(counts) > 1 and counts[-1][0] == inf and counts[-1][1] > 0:
                 bounds, numbers = zip(*counts, strict=True)
-                found[name] = Histogram(bounds, numbers, self.totals[f"{name}:s"])
-        return found
+                latencies[name] = Histogram(bounds, numbers, self.totals[f"{name}:s"])
+        return latencies
 
     def latency(self, name: str) -> Histogram | None:
         """Return the observations of one of `LATENCIES`; None where the server exposes none, or none came."""
@@ -153,13 +149,13 @@ class View:
         if self.cancels:
             return 0.0, SHORTEST_TIMEOUT
         counts = [now - before for now, before in zip(ended.counts, (0.0, *ended.counts), strict=False)]
-        for width in (1, 2):
-            for place in range(len(counts) - width + 1):
-                if sum(counts[place : place + width]) >= OF_ONE_AGE * ended.observations:
-                    last = place + width - 1
-                    upper = ended.bounds[last] if ended.bounds[last] != inf else ended.bounds[last - 1]
-                    return (ended.bounds[place - 1] if place else 0.0), upper
-        return None
+        spans = [(place, place + width) for width in (1, 2) for place in range(len(counts) - width + 1)]
+        enough = OF_ONE_AGE * ended.observations
+        first, end = next(((first, end) for first, end in spans if sum(counts[first:end]) >= enough), (0, 0))
+        if not end:
+            return None
+        upper = ended.bounds[end - 1] if ended.bounds[end - 1] != inf else ended.bounds[end - 2]
+        return (ended.bounds[first - 1] if first else 0.0), upper
 
     @cached_property
     def cancels(self) -> bool:
@@ -418,36 +414,48 @@ def explained(view: View) -> View:
 
     Where the running limit is not known, a batch that stays at one size while requests wait is at a limit.
     """
-    least_eager, replayed = 1.0 / (view.totals["eager_inverse"] or 1.0), view.totals["replayed_most"]
-    if view.facts.largest_captured is None and replayed and view.totals["eager_inverse"] and least_eager > replayed:
-        # Where the start is not in the log, the batches show what was captured.
-        view = replace(view, totals=counted(view.totals, "eager", "beyond_captured"))
-    held = view.under("held")
-    waited = sum(held.values())
+    view = _with_small_graphs(view)
+    held_back = view.under("held")
     # Whatever the usage between them, retractions show that the cache fills up.
     retracts = view.totals["retraction_events"] > 1 and view.retractions_a_minute > SOME_RETRACTIONS
     gains = view.gains_by_lower_ratio
-    if waited and (retracts or view.fills_its_reservation or (gains is not None and gains < LEAST_GAIN)):
+    if sum(held_back.values()) and (
+        retracts or view.fills_its_reservation or (gains is not None and gains < LEAST_GAIN)
+    ):
         return replace(view, totals=counted(view.totals, "held_back", "pool_full"))
-    if view.facts.least_limit is not None or not waited or not view.totals["admission/held_back"]:
-        return view
-    size = max(held, key=lambda number: held[number] + held.get(f"{float(number) - 1:.0f}", 0.0))
-    near = held[size] + held.get(f"{float(size) - 1:.0f}", 0.0)
-    usage, square = (
-        view.totals.mean("usage", "held_back") or 0.0,
-        view.totals["usage2@held_back"] / view.totals["usage@held_back:s"],
-    )
-    spread = max(square - usage**2, 0.0) ** 0.5
-    varies = spread > STILL_USAGE or usage < ROUNDED_USAGE
-    if view.totals["most_usage"] >= NEARLY_FULL or usage + 2 * spread > view.profile.token_usage_target:
-        return view  # the cache may be what fills up
-    if view.totals["most_running"] > float(size) or view.totals["retraction_events"]:
-        return view  # a number that was exceeded is no limit
-    if near < CONSTANT_BATCH * waited or not varies:
+    size = _size_of_a_limit(view, held_back)
+    if size is None:
         return view
     totals = counted(view.totals, "held_back", "running_limit")
-    totals["limit_seen"] = float(size)
+    totals["limit_seen"] = size
     return replace(view, totals=totals)
+
+
+def _with_small_graphs(view: View) -> View:
+    """Return the view with what the batches show of captured sizes, where the start is not in the log."""
+    least_eager, replayed = 1.0 / (view.totals["eager_inverse"] or inf), view.totals["replayed_most"]
+    if view.facts.largest_captured is None and replayed and least_eager > replayed:
+        return replace(view, totals=counted(view.totals, "eager", "beyond_captured"))
+    return view
+
+
+def _size_of_a_limit(view: View, held_back: Mapping[str, float]) -> float | None:
+    """Return the size that batches keep while requests wait, where it can only be a limit. `held_back`: seconds by size."""
+    totals, waited = view.totals, sum(held_back.values())
+    if view.facts.least_limit is not None or not waited or not totals["admission/held_back"]:
+        return None
+
+    def near(number: str) -> float:
+        return held_back[number] + held_back.get(f"{float(number) - 1:.0f}", 0.0)
+
+    size = max(held_back, key=near)
+    usage = totals.mean("usage", "held_back") or 0.0
+    spread = max(totals["usage2@held_back"] / totals["usage@held_back:s"] - usage**2, 0.0) ** 0.5
+    varies = spread > STILL_USAGE or usage < ROUNDED_USAGE
+    may_be_full = totals["most_usage"] >= NEARLY_FULL or usage + 2 * spread > view.profile.token_usage_target
+    was_exceeded = totals["most_running"] > float(size) or bool(totals["retraction_events"])
+    is_limit = near(size) >= CONSTANT_BATCH * waited and varies and not may_be_full and not was_exceeded
+    return float(size) if is_limit else None
 
 
 def counted(totals: Totals, old: str, new: str) -> Totals:

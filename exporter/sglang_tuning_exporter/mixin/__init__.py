@@ -46,26 +46,30 @@ def run(
     if not LEAST_SCALE <= time_scale <= MOST_SCALE:
         raise values.UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")
     values.check(values.one_of(alerts.FORMATS), "--format", format)
-    found, readme, stale = files(time_scale, wishes, format), output / "README.md", []
+    texts, readme = files(time_scale, wishes, format), output / "README.md"
     if readme.is_file():
-        found["README.md"] = reference.with_tables(readme.read_text(encoding="utf-8"))
+        texts["README.md"] = reference.with_tables(readme.read_text(encoding="utf-8"))
     if not (output / "exporter").is_dir():  # a checkout's folders hold what README loads
-        found |= alerts.at_former_paths(found)
-    for name, text in found.items():
-        path = output / name
-        try:
-            if path.is_file() and path.read_text(encoding="utf-8") == text:
-                continue
-            stale.append(name)
-            if not check:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise values.UsageError(
-                f"--output={output}: {path}: {error.strerror or error}; give a directory that can be written"
-            ) from None
+        texts |= alerts.at_former_paths(texts)
+    stale = [name for name, text in texts.items() if _is_stale(output, name, text, check=check)]
     for name in stale:
         print(f"{'stale' if check else 'written'}: {name}", file=sys.stderr if check else sys.stdout)
     if check and stale:
         print("run: sglang-tuning-exporter generate", file=sys.stderr)
     return 1 if check and stale else 0
+
+
+def _is_stale(output: Path, name: str, text: str, *, check: bool) -> bool:
+    """Return whether a file had another text; write its text unless `check`."""
+    path = output / name
+    try:
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            return False
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise values.UsageError(
+            f"--output={output}: {path}: {error.strerror or error}; give a directory that can be written"
+        ) from None
+    return True

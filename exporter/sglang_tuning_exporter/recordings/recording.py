@@ -237,8 +237,12 @@ def _spread(printed: list[tuple[float, bytes]]) -> Iterator[TimedText]:
 
 
 def _ready_moment(events: list[tuple[float, str]], moments: list[TimedText]) -> float | None:
-    ready = [at for at, name in events if name == "ready"]
-    return next(iter(ready or (line.at for line in moments if _READY_LINE in line.text)), None)
+    ready = _first(events, "ready")
+    return next((line.at for line in moments if _READY_LINE in line.text), None) if ready is None else ready
+
+
+def _first(events: list[tuple[float, str]], name: str) -> float | None:
+    return next((at for at, other in events if other == name), None)
 
 
 def _transitions(
@@ -248,7 +252,7 @@ def _transitions(
         return []
     transitions: list[tuple[float, Phase]] = [(ready, "ready")]
     for place, (end, name) in enumerate(events, start=1):
-        again, back = (next((at for at, other in events[place:] if other == kind), None) for kind in ("start", "ready"))
+        again, back = _first(events[place:], "start"), _first(events[place:], "ready")
         # The end of the last run is no transition: the last scrape is still served.
         if end <= ready or again is None or not (name == "exit" or name.startswith("SIGKILL")):
             continue

@@ -33,7 +33,7 @@ def cleaned(value: T) -> T:
     if isinstance(value, str):
         made = clean(value)
     elif is_dataclass(value) and not isinstance(value, type):
-        made = replace(value, **{each.name: cleaned(getattr(value, each.name)) for each in fields(value)})
+        made = replace(value, **{one.name: cleaned(getattr(value, one.name)) for one in fields(value)})
     elif isinstance(value, Mapping):
         made = {cleaned(key): cleaned(item) for key, item in value.items()}
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -128,15 +128,13 @@ def holds_secret(text: str) -> bool:
 
 def redacted(value: Any, depth: int = 0) -> Any:
     """Return arguments without those that are secrets by their name; a value that may contain one becomes `<redacted>`."""
-    if depth > _DEPTH:
-        return REDACTED
-    if isinstance(value, dict):
+    if isinstance(value, dict) and depth <= _DEPTH:
         return {str(key): redacted(inner, depth + 1) for key, inner in value.items() if not is_secret(str(key))}
-    if isinstance(value, list):
-        # In a list such as ["--api-key", "…"] only the neighbour shows which item is the secret.
-        words = " ".join(item for item in value if isinstance(item, str))
-        return REDACTED if holds_secret(words) else [redacted(inner, depth + 1) for inner in value]
-    return REDACTED if isinstance(value, str) and holds_secret(value) else value
+    # In a list such as ["--api-key", "…"] only the neighbour shows which item is the secret.
+    texts = value if isinstance(value, list) else [value]
+    if depth > _DEPTH or holds_secret(" ".join(text for text in texts if isinstance(text, str))):
+        return REDACTED
+    return [redacted(inner, depth + 1) for inner in value] if isinstance(value, list) else value
 
 
 def without_requests(text: str) -> str:

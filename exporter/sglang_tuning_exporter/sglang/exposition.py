@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 # Name, raw labels (the text between the braces), value, value as printed.
 Sample: TypeAlias = tuple[str, str, float, str]
+_Line: TypeAlias = tuple[str, str, str]  # of a sample that is passed on: name, raw labels, value as printed
 
 # Without NUL and lone surrogates, which no parser accepts; only the escapes of the format.
 _VALUE = r'[^"\\\n\x00\ud800-\udfff]*(?:\\[\\"n][^"\\\n\x00\ud800-\udfff]*)*'
@@ -71,6 +72,12 @@ class Page:
     broken: int = 0  # lines that are neither, nor blank
     canonical: bool = True  # every line but comments has the form that servers print: the value follows the last blank
 
+    def take_comment(self, line: str) -> None:
+        """Add a line that is a comment or blank."""
+        self.canonical = self.canonical and line[0] == "#"
+        if (comment := _COMMENT.fullmatch(line)) is not None:
+            self.comments.append((comment[1], comment[2], (comment[3] or "").strip()))
+
     @property
     def values(self) -> list[float]:
         """The values of the samples, in order."""
@@ -84,9 +91,7 @@ def scan(text: str) -> Page:
     for match in _LINES.finditer(text):
         name, raw, value, other = match.groups("")
         if other.lstrip(" \t\r")[:1] in ("", "#") and other:
-            page.canonical = page.canonical and other[0] == "#"
-            if (comment := _COMMENT.fullmatch(other)) is not None:
-                page.comments.append((comment[1], comment[2], (comment[3] or "").strip()))
+            page.take_comment(other)
             continue
         if not other and (not raw or _are_labels(raw)) and (number := _number(value)) is not None:
             page.samples.append((once.setdefault(name, name), once.setdefault(raw, raw), number, value))
@@ -207,29 +212,17 @@ def passthrough(page: Page, only: frozenset[str] | None = None) -> tuple[str, in
     the page, and a second sample of one series. All lines of a family are placed at its first sample: strict parsers reject a page with a
     family in two parts, or with a TYPE after its samples. Also return how many samples and broken lines were counted as dropped.
     """
-    declarations: dict[str, dict[str, str]] = {}
-    for keyword, name, rest in page.comments:
-        if is_sglang_series(name):
-            declared = declarations.setdefault(name_with_colon(name), {})
-            if keyword == "HELP" or rest in TYPES:
-                declared.setdefault(keyword, rest)
+    declarations = _declarations(page)
     samples = [
         (name_with_colon(name), raw, value)
         for name, raw, _, value in page.samples
         if is_sglang_series(name) and (only is None or _MEMBER.sub("", name_with_colon(name)) in only)
     ]
     names = {name for name, _, _ in samples}
-    forms: dict[str, set[str]] = {}
-    for name, raw, _ in samples:
-        forms.setdefault(name, set()).add(raw if '""' in raw else _without_values(raw))
-    unique: dict[tuple[str, str | frozenset[tuple[str, str]]], tuple[str, str, str]] = {}
-    for sample in samples:
-        name, raw, _ = sample
-        # In one form, without empty labels, two texts are two series.
-        unique.setdefault((name, raw if len(forms[name]) == 1 else _identity(raw)), sample)
+    unique = _first_of_each_series(samples)
     left_out = page.broken + len(samples) - len(unique)
-    families: dict[str, tuple[dict[str, str], list[tuple[str, str, str]]]] = {}
-    for sample in unique.values():
+    families: dict[str, tuple[Mapping[str, str], list[_Line]]] = {}
+    for sample in unique:
         home = _family_of(declarations, names, sample[0])
         if home is not None:
             families.setdefault(home[0], (home[1], []))[1].append(sample)
@@ -238,14 +231,37 @@ def passthrough(page: Page, only: frozenset[str] | None = None) -> tuple[str, in
         lines = _lines(declared.get("TYPE", ""), members)
         left_out += len(members) - len(lines)
         if lines:
-            out += _head(name, declared)
-            out += lines
+            out += (*_head(name, declared), *lines)
     return "\n".join(out) + "\n" if out else "", left_out
 
 
+def _declarations(page: Page) -> dict[str, dict[str, str]]:
+    """Return the first HELP and the first TYPE of each family of SGLang's."""
+    declarations: dict[str, dict[str, str]] = {}
+    for keyword, name, rest in page.comments:
+        if is_sglang_series(name):
+            declared = declarations.setdefault(name_with_colon(name), {})
+            if keyword == "HELP" or rest in TYPES:
+                declared.setdefault(keyword, rest)
+    return declarations
+
+
+def _first_of_each_series(samples: Sequence[_Line]) -> Collection[_Line]:
+    """Return the first sample of each series."""
+    forms: dict[str, set[str]] = {}
+    for name, raw, _ in samples:
+        forms.setdefault(name, set()).add(raw if '""' in raw else _without_values(raw))
+    unique: dict[tuple[str, str | frozenset[tuple[str, str]]], _Line] = {}
+    for sample in samples:
+        name, raw, _ = sample
+        # In one form, without empty labels, two texts are two series.
+        unique.setdefault((name, raw if len(forms[name]) == 1 else _identity(raw)), sample)
+    return unique.values()
+
+
 def _family_of(
-    declarations: dict[str, dict[str, str]], names: set[str], name: str
-) -> tuple[str, dict[str, str]] | None:
+    declarations: Mapping[str, Mapping[str, str]], names: set[str], name: str
+) -> tuple[str, Mapping[str, str]] | None:
     """Return the name of a sample's family and what is declared of it; None for `_created`, which 0.0.4 does not have."""
     base, _, suffix = name.rpartition("_")
     owner = declarations.get(base, {})
@@ -260,7 +276,7 @@ def _family_of(
     return name, {}
 
 
-def _lines(declared: str, samples: list[tuple[str, str, str]]) -> list[str]:
+def _lines(declared: str, samples: list[_Line]) -> list[str]:
     """Return the lines of a family, without samples whose bucket or quantile is no number."""
     bound = _BOUND_LABELS.get(declared)
     return [
@@ -274,7 +290,7 @@ def _is_bound(text: str | None) -> bool:
     return text is None or figure(text) is not None
 
 
-def _head(name: str, declared: dict[str, str]) -> Iterator[str]:
+def _head(name: str, declared: Mapping[str, str]) -> Iterator[str]:
     if "HELP" in declared:
         yield f"# HELP {name} {_help(declared['HELP'])}"
     if "TYPE" in declared:

@@ -96,8 +96,8 @@ def argument_names() -> frozenset[str]:
 
 def _counted(names: Iterable[str]) -> list[int]:
     """Return how many of these arguments each release has."""
-    found = Counter(place for arg in names for span, _ in _spans("flags.json")[arg] for place in span)
-    return [found[place] for place in range(len(releases()))]
+    counts = Counter(place for arg in names for span, _ in _spans("flags.json")[arg] for place in span)
+    return [counts[place] for place in range(len(releases()))]
 
 
 @lru_cache(maxsize=1024)  # asked for every argument of a check
@@ -575,15 +575,18 @@ _OFF = "disabled"
 
 def _known_flag(arg: str, args: Mapping[str, object], release: str) -> Flag | None:
     """Return the flag of an argument in a server's release; None if it has none."""
-    found = flag_of(arg, release)
-    if found is None and arg in args:
-        found = nearest_flag(arg, release)
-        # The newest known release stands for later ones, which may have arguments of their own.
-        if found is None and release == releases()[-1] and not arg.startswith("_"):
-            value = args[arg]
-            kind: Kind = "switch" if isinstance(value, bool) else "list" if isinstance(value, list) else "value"
-            return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
-    return found if found is not None and found.flag else None
+    flag = flag_of(arg, release)
+    if flag is None and arg in args:
+        flag = nearest_flag(arg, release) or _flag_of_a_later_release(arg, args[arg], release)
+    return flag if flag is not None and flag.flag else None
+
+
+def _flag_of_a_later_release(arg: str, value: object, release: str) -> Flag | None:
+    """Return the flag of an argument that no known release has: the newest one stands for later ones, too."""
+    if release != releases()[-1] or arg.startswith("_"):
+        return None
+    kind: Kind = "switch" if isinstance(value, bool) else "list" if isinstance(value, list) else "value"
+    return Flag(arg, "--" + arg.replace("_", "-"), kind, False if kind == "switch" else None)
 
 
 def command_line(
@@ -682,29 +685,30 @@ def _undo_dp_attention(args: Mapping[str, object], release: str, given: dict[str
 def _undo_graph_config(args: Mapping[str, object], given: dict[str, object]) -> None:
     """Write `cuda_graph_config` (0.5.14 on) as flags: the JSON would fix every list of sizes."""
     config = args.get("cuda_graph_config")
-    for phase, usual, follows in (
-        ("decode", ("full",), _follows_from_the_machine), ("prefill", _PREFILL_BACKENDS, _follows_from_the_chunk),
-    ):  # fmt: skip
-        settings = config.get(phase) if isinstance(config, dict) else None
-        if not isinstance(settings, dict) or args.get("device") == "cpu":  # a CPU server has no CUDA graphs
-            continue
-        backend, most, sizes = settings.get("backend"), settings.get("max_bs"), settings.get("bs")
-        # A decode-only server disables the prefill graph by itself.
-        is_off = args.get("disable_cuda_graph") or (phase == "prefill" and args.get("disaggregation_mode") == "decode")
-        if (
-            isinstance(backend, str)
-            and backend not in usual
-            and not is_off
-            and not args.get(f"disable_{phase}_cuda_graph")
-        ):
-            given.setdefault(f"cuda_graph_backend_{phase}", backend)
-        if backend == _OFF or f"cuda_graph_bs_{phase}" in given:
-            continue
-        if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes, phase):
-            given[f"cuda_graph_bs_{phase}"] = sizes
-            given.pop(f"cuda_graph_max_bs_{phase}", None)
-        elif isinstance(most, int) and most > 0 and not follows(args, most):
-            given.setdefault(f"cuda_graph_max_bs_{phase}", most)
+    if isinstance(config, dict) and args.get("device") != "cpu":  # a CPU server has no CUDA graphs
+        for phase in ("decode", "prefill"):
+            if isinstance(config.get(phase), dict):
+                _undo_graph_phase(phase, config[phase], args, given)
+
+
+def _undo_graph_phase(
+    phase: str, settings: Mapping[str, Any], args: Mapping[str, object], given: dict[str, object]
+) -> None:
+    backend, most, sizes = settings.get("backend"), settings.get("max_bs"), settings.get("bs")
+    usual = ("full",) if phase == "decode" else _PREFILL_BACKENDS
+    # A decode-only server disables the prefill graph by itself.
+    is_off = args.get("disable_cuda_graph") or args.get(f"disable_{phase}_cuda_graph")
+    is_off = is_off or (phase == "prefill" and args.get("disaggregation_mode") == "decode")
+    if isinstance(backend, str) and backend not in usual and not is_off:
+        given.setdefault(f"cuda_graph_backend_{phase}", backend)
+    if backend == _OFF or f"cuda_graph_bs_{phase}" in given:
+        return
+    follows = _follows_from_the_machine if phase == "decode" else _follows_from_the_chunk
+    if isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes, phase):
+        given[f"cuda_graph_bs_{phase}"] = sizes
+        given.pop(f"cuda_graph_max_bs_{phase}", None)
+    elif isinstance(most, int) and most > 0 and not follows(args, most):
+        given.setdefault(f"cuda_graph_max_bs_{phase}", most)
 
 
 def _follows_from_its_largest(sizes: list[object], phase: str = "decode") -> bool:
@@ -744,33 +748,38 @@ def _renamed(changes: Mapping[str, object], args: Mapping[str, object], release:
     graphs = config.get("decode") if isinstance(config, dict) else None
     if not isinstance(graphs, dict):
         graphs = {"backend": args.get("cuda_graph_backend_decode")}
-    for old, new in (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"), ("cuda_graph_bs", "cuda_graph_bs_decode")):
-        name, other = (new, old) if flag_of(new, release) is not None else (old, new)
-        if other in wanted:
-            wanted.setdefault(name, wanted.pop(other))
-        listed = name.replace("_max", "")
-        sizes = args[listed] if isinstance(args.get(listed), list) else graphs.get("bs")
-        if (
-            name in wanted
-            and name != listed
-            and isinstance(sizes, list)
-            and sizes
-            and not _follows_from_its_largest(sizes)
-        ):
-            wanted.setdefault(listed, None)  # a list of sizes has priority over the largest size
+    _rename_graph_sizes(wanted, args, graphs.get("bs"), release)
     if any(wanted.get(arg) is False for arg in _DECODE_GRAPH_OFF):  # remove whichever switch it is
         wanted = {arg: value for arg, value in wanted.items() if arg not in _DECODE_GRAPH_OFF}
         wanted |= {arg: False for arg in _DECODE_GRAPH_OFF if args.get(arg)}
         if not args.get("disable_cuda_graph") and graphs.get("backend") == _OFF:
             wanted["cuda_graph_backend_decode"] = None
     if wanted.get("enable_dp_attention") and flag_of("attn_dp_size", release) is not None:
-        del wanted["enable_dp_attention"]
-        replicas = args.get("dp_size")
-        replicas = replicas if isinstance(replicas, int) and replicas > 0 else 1
-        wanted["attn_dp_size"] = wanted.pop("dp_size", None) or replicas
-        if replicas > 1 and attention_ranks(args) == 1:
-            wanted["dp_size"] = 1  # SGLang refuses replicas together with attention ranks
+        _rename_attention_ranks(wanted, args)
     return wanted
+
+
+def _rename_graph_sizes(wanted: dict[str, object], args: Mapping[str, object], captured: object, release: str) -> None:
+    """Spell the sizes of decode graphs for a release; a list of the sizes that are `captured` must go for a largest one."""
+    for old, new in (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"), ("cuda_graph_bs", "cuda_graph_bs_decode")):
+        name, other = (new, old) if flag_of(new, release) is not None else (old, new)
+        if other in wanted:
+            wanted.setdefault(name, wanted.pop(other))
+        listed = name.replace("_max", "")
+        sizes = args[listed] if isinstance(args.get(listed), list) else captured
+        is_listed = isinstance(sizes, list) and sizes and not _follows_from_its_largest(sizes)
+        if name in wanted and name != listed and is_listed:
+            wanted.setdefault(listed, None)  # a list of sizes has priority over the largest size
+
+
+def _rename_attention_ranks(wanted: dict[str, object], args: Mapping[str, object]) -> None:
+    """Replace the switch of DP attention by the number of its ranks, in the changes to a server."""
+    del wanted["enable_dp_attention"]
+    replicas = args.get("dp_size")
+    replicas = replicas if isinstance(replicas, int) and replicas > 0 else 1
+    wanted["attn_dp_size"] = wanted.pop("dp_size", None) or replicas
+    if replicas > 1 and attention_ranks(args) == 1:
+        wanted["dp_size"] = 1  # SGLang refuses replicas together with attention ranks
 
 
 # Arguments that SGLang takes from others, or draws, if they are not set.

@@ -32,7 +32,7 @@ from functools import lru_cache, partial
 from itertools import accumulate
 from math import fsum, inf, isnan
 from operator import lt
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.sglang import exposition
 from sglang_tuning_exporter.sglang.exposition import Page, is_sglang_series, labels, name_with_colon, scan
@@ -381,54 +381,67 @@ def _histogram(series: Mapping[str, _Samples], source: Source) -> Callable[[Sequ
 
     `where` of the source leaves out series in which that label has another value; series without the label are kept.
     """
-    bounds_of: dict[_Key, dict[float, int]] = {}
-    for raw, number in series.get(f"{source.metric}_bucket", ()):
-        key, bound = _series_and_bound(raw)
-        if bound is not None:
-            known = bounds_of.setdefault(key, {})
-            if len(known) <= MOST_BOUNDS:
-                known.setdefault(bound, number)  # of two samples of one series the first, as in the pass-through
-    totals, sums = (
-        {_series_and_bound(raw)[0]: number for raw, number in reversed(series.get(f"{source.metric}_{member}", ()))}
-        for member in ("count", "sum")
-    )
-    ranks: dict[str, dict[_Key, list[tuple[tuple[float, ...], list[int], int | None]]]] = {}
-    for key, found in bounds_of.items():
-        names, infinite = dict(key), found.pop(inf, totals.get(key))
-        is_other = source.where is not None and names.get(source.where[0], source.where[1]) != source.where[1]
-        if infinite is None or not 0 < len(found) <= MOST_BOUNDS or is_other:
-            continue
-        process, bounds = frozenset(item for item in key if item[0] in _PROCESS), sorted(found)
-        one = (*bounds, inf), [*(found[bound] for bound in bounds), infinite], sums.get(key)
-        ranks.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(one)
+    ranks = _buckets_of_ranks(series, source)
 
     def read(values: Sequence[float]) -> Histogram | None:
-        histograms = []
+        histograms: list[Histogram] = []
         for processes in ranks.values():
-            each = [
-                [
-                    Histogram(
-                        bounds,
-                        tuple(accumulate((values[number] for number in counts), max)),
-                        None if total is None else values[total],
-                    )
-                    for bounds, counts, total in process
-                ]
-                for process in processes.values()
-            ]
+            by_process = [[buckets.read(values) for buckets in process] for process in processes.values()]
             # Of the processes of one DP rank that with most observations.
-            histograms += max(each, key=lambda process: fsum(one.observations for one in process))
+            histograms += max(by_process, key=lambda process: fsum(one.observations for one in process))
         return _sum(histograms)
 
     return read
 
 
+class _Buckets(NamedTuple):
+    """One series of a histogram: its bounds, and the numbers of its samples on a page."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    seconds: int | None
+
+    def read(self, values: Sequence[float]) -> Histogram:
+        """Return the histogram by the values of a page."""
+        counts = tuple(accumulate((values[number] for number in self.counts), max))
+        return Histogram(self.bounds, counts, None if self.seconds is None else values[self.seconds])
+
+
+def _buckets_of_ranks(series: Mapping[str, _Samples], source: Source) -> dict[str, dict[_Key, list[_Buckets]]]:
+    """Return the series of a histogram that can be read, by DP rank and process."""
+    totals, sums = (
+        {_series_and_bound(raw)[0]: number for raw, number in reversed(series.get(f"{source.metric}_{member}", ()))}
+        for member in ("count", "sum")
+    )
+    ranks: dict[str, dict[_Key, list[_Buckets]]] = {}
+    for key, numbers in _numbers_by_bound(series.get(f"{source.metric}_bucket", ())).items():
+        names, infinite = dict(key), numbers.pop(inf, totals.get(key))
+        is_other = source.where is not None and names.get(source.where[0], source.where[1]) != source.where[1]
+        if infinite is None or not 0 < len(numbers) <= MOST_BOUNDS or is_other:
+            continue
+        process, bounds = frozenset(item for item in key if item[0] in _PROCESS), sorted(numbers)
+        buckets = _Buckets((*bounds, inf), [*(numbers[bound] for bound in bounds), infinite], sums.get(key))
+        ranks.setdefault(names.get("dp_rank", ""), {}).setdefault(process, []).append(buckets)
+    return ranks
+
+
+def _numbers_by_bound(samples: _Samples) -> dict[_Key, dict[float, int]]:
+    """Return the numbers of a family's buckets, by series and bound. Of two samples of one bucket the first counts."""
+    numbers: dict[_Key, dict[float, int]] = {}
+    for raw, number in samples:
+        key, bound = _series_and_bound(raw)
+        by_bound = numbers.setdefault(key, {}) if bound is not None else {}
+        if bound is not None and len(by_bound) <= MOST_BOUNDS:
+            by_bound.setdefault(bound, number)
+    return numbers
+
+
 def _series_and_bound(raw: str) -> tuple[_Key, float | None]:
     """Return the series of a sample, and its bound where it is a bucket."""
-    found = labels(raw)
-    series = frozenset(item for item in found.items() if item[0] != "le")
+    by_name = labels(raw)
+    series = frozenset(item for item in by_name.items() if item[0] != "le")
     try:
-        bound = float(found["le"])
+        bound = float(by_name["le"])
     except (KeyError, ValueError):
         return series, None
     return series, None if isnan(bound) or bound == -inf else bound
@@ -538,23 +551,12 @@ _MEMBERS = ("_bucket", "_count", "_sum", "_total", "_created")
 
 
 def _reader(page: Page) -> Callable[[Sequence[float]], Scrape]:
-    """Return what reads the figures of a page from the values of its samples, and of every later page with the same labels."""
-    series: dict[str, list[tuple[str, int]]] = {}  # by family, without prefix
-    families: dict[str, str | None] = {}  # printed name -> name without prefix; None for what is not SGLang's
-    seen: set[tuple[str, str]] = set()
-    for number, (printed, raw, _, _) in enumerate(page.samples):
-        if printed not in families:
-            families[printed] = name_with_colon(printed)[7:] if is_sglang_series(printed) else None
-        family = families[printed]
-        # Of two samples of one series the first, as in the pass-through.
-        if family is not None and family in _READ and (printed, raw) not in seen:
-            seen.add((printed, raw))
-            series.setdefault(family, []).append((raw, number))
-    unrecognised = _unrecognised(name for name in families.values() if name is not None)
-    numbers = {name: [number for _, number in found] for name, found in series.items()}
-    counters = {number for name, found in numbers.items() if name in _CUMULATIVE for number in found}
+    """Return what reads the figures of a page by the values of its samples, and of later pages with the same labels."""
+    series, unrecognised = _series_of(page)
+    numbers = {name: [number for _, number in samples] for name, samples in series.items()}
+    counters = {number for name in numbers.keys() & _CUMULATIVE for number in numbers[name]}
     # Memory may be negative: a difference during which another process freed some.
-    least = {number: -MOST if name.endswith("_gb") else 0.0 for name, found in numbers.items() for number in found}
+    least = {number: -MOST if name.endswith("_gb") else 0.0 for name, of_name in numbers.items() for number in of_name}
     without = lru_cache(maxsize=1)(partial(_reader_without, series, unrecognised))
 
     def read(values: Sequence[float]) -> Scrape:
@@ -566,36 +568,58 @@ def _reader(page: Page) -> Callable[[Sequence[float]], Scrape]:
     return read
 
 
+def _series_of(page: Page) -> tuple[dict[str, list[tuple[str, int]]], int]:
+    """Return the samples of a page that are read, by family, and how many families of SGLang's no release has."""
+    series: dict[str, list[tuple[str, int]]] = {}  # by family, without prefix
+    families: dict[str, str | None] = {}  # printed name -> name without prefix; None for what is not SGLang's
+    seen: set[tuple[str, str]] = set()
+    for number, (printed, raw, _, _) in enumerate(page.samples):
+        if printed not in families:
+            families[printed] = name_with_colon(printed)[7:] if is_sglang_series(printed) else None
+        family = families[printed]
+        # Of two samples of one series the first, as in the pass-through.
+        if family is not None and family in _READ and (printed, raw) not in seen:
+            seen.add((printed, raw))
+            series.setdefault(family, []).append((raw, number))
+    return series, _unrecognised(name for name in families.values() if name is not None)
+
+
 def _reader_without(
     samples: Mapping[str, _Samples], unrecognised: int, impossible: frozenset[int]
 ) -> Callable[[Sequence[float]], Scrape]:
     """Return what reads a page without the samples whose values cannot be."""
-    possible = {name: [one for one in found if one[1] not in impossible] for name, found in samples.items()}
-    series = {name: found for name, found in possible.items() if found}
+    possible = {name: [one for one in of_name if one[1] not in impossible] for name, of_name in samples.items()}
+    series = {name: of_name for name, of_name in possible.items() if of_name}
     of_server: dict[str, Callable[[Sequence[float]], Any]] = {}
     for source in _HISTOGRAM_SOURCES:
         if source.fact not in of_server and f"{source.metric}_bucket" in samples:
             of_server[source.fact] = _histogram(series, source)
     of_server |= {source.fact: _of_server(source, series) for source in _SERVER_SOURCES}
     by_rank = [(source.fact, _by_rank(source, series)) for source in _SOURCES]
-    in_progress = [(each.fact, number) for each in _PROGRESS_SOURCES for _, number in series.get(each.metric, ())]
+    of_server |= _of_progress(series)
     names: dict[str, Any] = {"model_name": _model_name(series), "engine_type": _engine_type(series)}
 
     def read(values: Sequence[float]) -> Scrape:
-        sent, scheduled = (
-            [values[number] for fact, number in in_progress if fact == wanted] for wanted in ("sent", "scheduled")
-        )
         return Scrape(
             _ranks(by_rank, values),
-            progress=fsum(sent + scheduled) if in_progress else None,
-            sent=fsum(sent) if _OUTPUTS in series else None,
-            scheduled=fsum(scheduled) if scheduled else None,
             unrecognised=unrecognised,
             **names,
             **{fact: figure(values) for fact, figure in of_server.items()},
         )
 
     return read
+
+
+def _of_progress(series: Mapping[str, _Samples]) -> dict[str, Callable[[Sequence[float]], float | None]]:
+    sent, scheduled = (
+        [number for source in _PROGRESS_SOURCES if source.fact == fact for _, number in series.get(source.metric, ())]
+        for fact in ("sent", "scheduled")
+    )
+    return {
+        "progress": _sum_of([*sent, *scheduled]),
+        "sent": _sum_of(sent if _OUTPUTS in series else []),
+        "scheduled": _sum_of(scheduled),
+    }
 
 
 def read(text: str) -> Scrape:
@@ -626,22 +650,36 @@ def _by_rank(source: Source, series: Mapping[str, _Samples]) -> _Figures:
     """Return what reads a source for every DP rank that has it."""
     if source.needs and source.needs not in series:
         return lambda _: {}
-    processes = [(dp, each) for (dp, _), each in _processes(source, series.get(source.metric, ())).items()]
-    zeros = {_dp(labels(raw)): None for sibling in source.zero_with for raw, _ in series.get(sibling, ())}
-    pools = [(_dp(labels(raw)), number) for name in source.pool for raw, number in series.get(name, ())]
+    processes = [(dp, numbers) for (dp, _), numbers in _processes(source, series.get(source.metric, ())).items()]
+    zeros: dict[int | None, float] = {
+        _dp(labels(raw)): 0.0 for sibling in source.zero_with for raw, _ in series.get(sibling, ())
+    }
     fold = min if source.fold == "min" else max
 
     def figures(values: Sequence[float]) -> dict[int | None, float]:
-        found: dict[int | None, float] = {}
-        for dp, numbers in processes:
-            value = values[numbers[0]] if len(numbers) == 1 else sum(values[number] for number in numbers)
-            found[dp] = fold(found[dp], value) if dp in found else value
-        for dp in zeros:
-            found.setdefault(dp, 0.0)
-        if not source.pool:
-            return found
+        return zeros | _folded(processes, fold, values)
+
+    return _of_pools(figures, source, series) if source.pool else figures
+
+
+def _folded(
+    processes: Iterable[tuple[int | None, list[int]]], fold: Callable[[float, float], float], values: Sequence[float]
+) -> dict[int | None, float]:
+    """Return the sum of each process, and of those of one DP rank the largest or smallest."""
+    by_rank: dict[int | None, float] = {}
+    for dp, numbers in processes:
+        value = values[numbers[0]] if len(numbers) == 1 else sum(values[number] for number in numbers)
+        by_rank[dp] = fold(by_rank[dp], value) if dp in by_rank else value
+    return by_rank
+
+
+def _of_pools(read: _Figures, source: Source, series: Mapping[str, _Samples]) -> _Figures:
+    """Return what reads the figures of the DP ranks that have a pool: one that is empty, or has tokens."""
+    pools = [(_dp(labels(raw)), number) for name in source.pool for raw, number in series.get(name, ())]
+
+    def figures(values: Sequence[float]) -> dict[int | None, float]:
         filled = {dp for dp, number in pools if values[number] > 0}
-        return {dp: value for dp, value in found.items() if value > 0 or dp in filled}
+        return {dp: value for dp, value in read(values).items() if value > 0 or dp in filled}
 
     return figures
 
@@ -650,9 +688,14 @@ def _of_server(source: Source, series: Mapping[str, _Samples]) -> Callable[[Sequ
     """Return what reads a source of the whole server."""
     if source.by_rank:
         by_rank = _by_rank(source, series)
-        return lambda values: fsum(found.values()) if (found := by_rank(values)) else None
-    numbers = [number for each in _processes(source, series.get(source.metric, ())).values() for number in each]
+        return lambda values: fsum(figures.values()) if (figures := by_rank(values)) else None
+    processes = _processes(source, series.get(source.metric, ())).values()
     absent = 0.0 if any(sibling in series for sibling in source.zero_with) else None
+    return _sum_of([number for numbers in processes for number in numbers], absent)
+
+
+def _sum_of(numbers: Sequence[int], absent: float | None = None) -> Callable[[Sequence[float]], float | None]:
+    """Return what adds up samples; `absent` without any."""
     return lambda values: fsum(values[number] for number in numbers) if numbers else absent
 
 
@@ -678,7 +721,7 @@ def _dp(label: Mapping[str, str]) -> int | None:
 
 
 def _model_name(series: Mapping[str, _Samples]) -> str | None:
-    names = (labels(raw).get("model_name") for found in series.values() for raw, _ in found)
+    names = (labels(raw).get("model_name") for samples in series.values() for raw, _ in samples)
     return next(filter(None, names), None)
 
 
@@ -687,20 +730,20 @@ def _engine_type(series: Mapping[str, _Samples]) -> str | None:
 
     Before 0.5.9 the label of every server was `unified`, so there the role is None.
     """
-    found = {
+    engines = {
         engine
         for name in ("num_running_reqs", "max_total_num_tokens")
         for raw, _ in series.get(name, ())
         if (engine := labels(raw).get("engine_type"))
     }
-    if len(found) != 1:
+    if len(engines) != 1:
         return None
-    engine = found.pop()
+    engine = engines.pop()
     # Present since the label is right: `cache_source` came with 0.5.9, the gauges with 0.5.10.post1 and 0.5.11.
-    honest = any(name in series for name in ("full_token_usage", "startup_available_gpu_memory_gb")) or any(
+    is_right = any(name in series for name in ("full_token_usage", "startup_available_gpu_memory_gb")) or any(
         "cache_source" in labels(raw) for raw, _ in series.get("cached_tokens_total", ())
     )
-    return engine if honest or engine != "unified" else None
+    return engine if is_right or engine != "unified" else None
 
 
 def _unrecognised(names: Iterable[str]) -> int:
