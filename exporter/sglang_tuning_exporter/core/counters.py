@@ -47,12 +47,14 @@ class RankGains:
 class Counters:
     """The counters of the pages so far, and what the last page gained beside the one before.
 
-    They are cumulative since the server's start; one that appears counts from 0. If the server was away meanwhile, or its log shows a
-    start, counters that fall belong to a new start, else only if they are still smaller on the next page: a page can be spoiled.
+    They are cumulative since the server's start; one that appears counts from 0. If the server was away meanwhile, or
+    its log shows a start, counters that fall belong to a new start, else only if they are still smaller on the next
+    page: a page can be spoiled.
 
-    Streamed requests that SGLang rejects are answered with status 200 and an error, and never finish. One request ends in both counters at
-    about the same time, so only what exceeds the greatest difference so far counts. A prompt that is too long ends in the same way, but
-    runs: rejected are those that a full queue turns away, and those that leave the queue unstarted after SGLANG_REQ_WAITING_TIMEOUT.
+    Streamed requests that SGLang rejects are answered with status 200 and an error, and never finish. One request ends
+    in both counters at about the same time, so only what exceeds the greatest difference so far counts. A prompt that
+    is too long ends in the same way, but runs: rejected are those that a full queue turns away, and those that leave
+    the queue unstarted after SGLANG_REQ_WAITING_TIMEOUT.
     """
 
     def __init__(self) -> None:
@@ -85,7 +87,9 @@ class Counters:
         self._rise("unstarted", _unstarted(first))
 
     def _rise(self, name: str, value: float | None) -> float:
-        """Return how much a difference of counters is above the most that it was: what makes it smaller for a while is no loss."""
+        """Return how much a difference of counters is above the most that it was: what makes it smaller for a while is
+        no loss.
+        """
         if value is None:
             self._most.pop(name, None)
             return 0.0
@@ -98,7 +102,10 @@ class Counters:
         return self.whole is not None and not page.counters_invalid and _is_less(page.progress, self.whole.progress)
 
     def take(self, page: Scrape, *, queue_is_full: bool = False, is_new: bool = False) -> None:
-        """Take a page. `queue_is_full`: by --max-queued-requests. `is_new`: smaller counters are those of a new start."""
+        """Take a page.
+
+        `queue_is_full`: by --max-queued-requests. `is_new`: smaller counters are those of a new start.
+        """
         before, is_first, self.page = self.whole, self.page is None, page
         known = {} if before is None else {rank.dp: rank for rank in before.ranks}
         self.ranks = tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks)
@@ -134,7 +141,9 @@ class Counters:
         self.whole = replace(_with_older(page, before, (*SERVER_COUNTS, *LATENCIES)), ranks=list(known.values()))
 
     def _lacks_the_former(self, page: Scrape) -> bool:
-        """Whether a page has none of the schedulers that the last one of the exporter before had: the next page decides."""
+        """Whether a page has none of the schedulers that the last one of the exporter before had: the next page
+        decides.
+        """
         former = {rank.dp for rank in self.former.ranks} if self.former is not None else set()
         return bool(former and page.ranks) and former.isdisjoint(rank.dp for rank in page.ranks)
 
@@ -157,9 +166,11 @@ class Counters:
         self._begin(page)
 
     def _broken(self, page: Scrape) -> float:
-        """Return how many more requests an exception ended before SGLang counted their answer, as two pages in a row show it.
+        """Return how many more requests an exception ended before SGLang counted their answer, as two pages in a row
+        show it.
 
-        Processes write their counters one after the other, so on a single page a request may be counted and not yet be open.
+        Processes write their counters one after the other, so on a single page a request may be counted and not yet be
+        open.
         """
         before, self._unanswered = self._unanswered, _unanswered(page)
         return self._rise("unanswered", min(before, self._unanswered))
@@ -181,7 +192,9 @@ class Counters:
 
 
 def _unstarted(page: Scrape) -> float | None:
-    """Return how many requests left the queues without a start, so far, at least; None where a rank does not expose it."""
+    """Return how many requests left the queues without a start, so far, at least; None
+    where a rank does not expose it.
+    """
     if page.open_requests is None or not page.ranks:
         return None
     waiting = -page.open_requests  # all that wait are open; the gauges of the queues are older than the counters

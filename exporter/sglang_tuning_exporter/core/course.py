@@ -1,6 +1,9 @@
-"""A log of the past, judged as its time passes: lines in, the judgement of the whole log out. Pure; times are unix seconds.
+"""A log of the past, judged as its time passes: lines in, the judgement of the whole log out.
 
-A report says the worst that held for long enough, of the last start first. The same rows judge a server that runs (`core/watch`).
+Pure; times are unix seconds.
+
+A report says the worst that held for long enough, of the last start first. The same rows judge a server that runs
+(`core/watch`).
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from sglang_tuning_exporter.core.view import View, view_of
 from sglang_tuning_exporter.sglang.flags import VARYING_ARGS, are_same_settings
 
 STEP_SECONDS = 30.0
-CALM_SECONDS = 2700.0  # of silence, after which nothing changes: starts count for half an hour, and no alert waits for longer than the rest
-# In a run shorter than the window, what held in stretches of this length for so much of it is said as well: two causes in turn.
+# of silence, after which nothing changes: starts count for half an hour, and no alert waits for longer than the rest
+CALM_SECONDS = 2700.0
+# In a run shorter than the window, what held in stretches of this length for so much of it is said as well: two causes
+# in turn.
 PHASE_SECONDS, LEAST_PHASE_SECONDS, PHASE_SHARE = 60.0, 60.0, 0.35
 ENOUGH_SHARE = 0.5  # of the serving time: in a log shorter than a row's `after`
 STRETCH_SECONDS = 15.0  # shorter pauses do not divide a load
@@ -67,7 +72,8 @@ class Run:
 class Course:
     """Takes the events of a log in order of time; `end` says what the whole shows.
 
-    Every `STEP_SECONDS` of the log the last ten minutes are weighed. A start begins anew: a run shorter than that is weighed once, at its end.
+    Every `STEP_SECONDS` of the log the last ten minutes are weighed. A start begins anew: a run shorter than that is
+    weighed once, at its end.
     """
 
     def __init__(self, profile: profiles.Profile) -> None:
@@ -167,10 +173,12 @@ class Course:
         judgement, totals = self._judgement(end), merged(bucket for _, bucket in server.buckets)
         is_shown = [run.is_start or run.view.served or len(self.runs) == 1 for run in self.runs]
         return answer.with_figures(
-            judgement, server, totals, profile=self._profile.name, begin=server.begin, end=server.now if server.begin is not None else None,
+            judgement, server, totals, profile=self._profile.name, begin=server.begin,
+            end=server.now if server.begin is not None else None,
             serving_seconds=self._served, idle_seconds=View(totals, server.facts, server.profile, end).idle,
             mostly=self._mostly(judgement), alerts=tuple(sorted(self._alerts, key=lambda alert: alert.at)),
-            course=self._stretches(), starts=tuple(self._start(number) for number, shown in enumerate(is_shown) if shown),
+            course=self._stretches(),
+            starts=tuple(self._start(number) for number, shown in enumerate(is_shown) if shown),
             counts={name: totals[count] for name, count in answer.COUNTED.items()},
             available_gb=tuple(gigabytes for run in self.runs for gigabytes in run.view.facts.left.values()),
         )  # fmt: skip
@@ -220,7 +228,9 @@ class Course:
         )
 
     def _headed_by(self, first: Episode, chosen: list[Episode], end: float) -> Judgement | None:
-        """Return the judgement with this verdict; None for a row that is no finding, because its advice is left to another."""
+        """Return the judgement with this verdict; None for a row that is no finding, because its advice is left to
+        another.
+        """
         name, names = first.row.id, {episode.row.id for episode in chosen}
         also = frozenset(row for row in names if BY_ID[row].protects)
         worded = judge.findings(first.measured, also)
@@ -305,15 +315,17 @@ class Course:
     # Notes
 
     def _notes(self, muted: tuple[str, ...]) -> tuple[str, ...]:
-        """Return what is muted, the silences of the log, and the figures outside the guide's range of which no finding speaks."""
+        """Return what is muted, the silences of the log, and the figures outside the guide's range of which no finding
+        speaks.
+        """
         return (*muted, *self._silences(), *self._beside_the_guide())
 
     def _silences(self) -> Iterator[str]:
         server, ranks = self.server, self.server.schedulers.values()
         for silence in server.silences[:MOST_SILENCES]:
             yield (
-                f"Nothing was logged for {silence.seconds:.0f} s from {_clock(silence.begin)} on, while {silence.before:.0f} requests ran;"
-                f" afterwards {silence.after:.0f} ran."
+                f"Nothing was logged for {silence.seconds:.0f} s from {_clock(silence.begin)} on, while"
+                f" {silence.before:.0f} requests ran; afterwards {silence.after:.0f} ran."
             )
         running = sum(rank.shown.running or 0.0 for rank in ranks)
         if running >= 1 and self._last_line is not None and not server.stopping and not server.ended:
@@ -330,12 +342,16 @@ class Course:
             yield f"{reserve:.4g} GB of GPU memory were left after the start: {known}."
         if view.facts.is_on("disable_radix_cache") and view.has_enough_load and view.facts.role != "decode":
             yield (
-                "The prefix cache is off (--disable-radix-cache): prompts that share a prefix are computed whole, each time."
+                "The prefix cache is off (--disable-radix-cache): prompts that share a prefix are computed whole, each"
+                " time."
             )
         lower, queued = profile.queue_lower, view.sum("queued")
         is_short = view.has_enough_load and (view.share("queue", "below_range") or 0.0) > profile.frequent_share
         if lower and queued and is_short:
-            yield f"{queued:.0f} requests waited on average; the guide's range is {lower:g} to {profile.queue_upper:,.0f}."
+            yield (
+                f"{queued:.0f} requests waited on average; the guide's range is {lower:g} to"
+                f" {profile.queue_upper:,.0f}."
+            )
 
     # What is shown beside it
 
@@ -348,7 +364,8 @@ class Course:
             if before and arg not in VARYING_ARGS and before.get(arg) != value and not isinstance(value, dict)
         }  # fmt: skip
         return Start(
-            run.begin if run.is_start and self.server.begin is not None else None, facts.shown_release, facts.arguments, changed,
+            run.begin if run.is_start and self.server.begin is not None else None, facts.shown_release, facts.arguments,
+            changed,
             answer.figures_of(run.view), run.ended, answer.memory(facts),
         )  # fmt: skip
 
@@ -391,7 +408,9 @@ class Course:
         ]
 
     def _without_work(self, begin: float, end: float) -> Stretch:
-        """Return a stretch in which no batch was logged: silent where requests waited most of the time, or were retracted."""
+        """Return a stretch in which no batch was logged: silent where requests waited most of the time, or were
+        retracted.
+        """
         buckets = [totals for at, totals in self.server.buckets if begin - BUCKET_SECONDS < at < end]
         idle, unknown = (sum(totals[f"queue/{state}"] for totals in buckets) for state in ("idle", "unknown"))
         worked = unknown > idle or any(totals["retraction_events"] for totals in buckets)

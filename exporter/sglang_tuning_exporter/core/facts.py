@@ -21,13 +21,15 @@ DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default
 # With one of these a request may also wait for an adapter's slot, its prefix or a larger batch; or few start at a time
 # (`get_new_batch_prefill`, srt/managers/scheduler.py; `PrefillAdder`, srt/managers/schedule_policy.py).
 WAITS_BY = (
-    "enable_lora", "lora_paths", "hicache_storage_backend", "enable_lmcache", "enable_prefill_delayer", "min_free_slots_delay", "dllm_algorithm",
+    "enable_lora", "lora_paths", "hicache_storage_backend", "enable_lmcache", "enable_prefill_delayer",
+    "min_free_slots_delay", "dllm_algorithm",
 )  # fmt: skip
 STARTS_BY = ("prefill_max_requests", "prefill_decode_interval")
 _STATES_A_REQUEST = 5  # of the mamba cache, at most
 # What follows from a start's lines is computed again after each of them.
 _FOLLOWING = (
-    "release", "typed_arguments", "attention_ranks", "micro_batches", "largest_captured", "steps_between_lines", "prefill_tokens",
+    "release", "typed_arguments", "attention_ranks", "micro_batches", "largest_captured", "steps_between_lines",
+    "prefill_tokens",
 )  # fmt: skip
 _MOST_SAID = 64  # texts of a start about flags
 _MOST_RANKS = 1024  # whose memory is kept
@@ -68,8 +70,8 @@ class Facts:
     limits: dict[int | None, float] = field(default_factory=dict)  # max_running_requests in force
     pools: dict[int | None, float] = field(default_factory=dict)  # tokens of the KV cache
     available: dict[int | None, float] = field(default_factory=dict)  # available_gpu_mem, least of the TP ranks
-    # GB by rank: `before` the weights, `beside` them, `left` after the last stage, and what each stage took: `weights`, `pool`, `graph` (of
-    # these `decode_graph`); a draft model's are `draft_weights`, `draft_pool`.
+    # GB by rank: `before` the weights, `beside` them, `left` after the last stage, and what each stage took: `weights`,
+    # `pool`, `graph` (of these `decode_graph`); a draft model's are `draft_weights`, `draft_pool`.
     memory: dict[Rank, dict[str, float]] = field(default_factory=dict)
     page: Mapping[int | None, RankFigures] = field(default_factory=dict)  # of the present page, which wins
     graph_sizes: tuple[int, ...] = ()
@@ -212,7 +214,9 @@ class Facts:
                 self.memory.setdefault(NO_RANK, {})[name] = largest
 
     def recommended(self, arg: str = "", role: str = "recommends") -> list[Advice]:
-        """Return what SGLang itself recommends in its start, or decided (`role` decision); of an argument: what is about it."""
+        """Return what SGLang itself recommends in its start, or decided (`role` decision); of an argument: what is
+        about it.
+        """
         return [each for each in self.said.values() if each.role == role and (not arg or each.is_about(arg))]
 
     def _forget(self) -> None:
@@ -349,7 +353,9 @@ class Facts:
 
     @property
     def is_first_edition(self) -> bool:
-        """Whether the guide's first edition is about this release (up to 0.4.1), by the form of its lines where the start is unknown."""
+        """Whether the guide's first edition is about this release (up to 0.4.1), by the form of its lines where the
+        start is unknown.
+        """
         return self.is_before(0, 4, 3) if self.release is not None else self.first_form
 
     # What follows from arguments
@@ -387,7 +393,9 @@ class Facts:
 
     @property
     def waits_by(self) -> str:
-        """What decides, beside the new-token ratio, when a waiting request starts: `prefill`, `other` or nothing else."""
+        """What decides, beside the new-token ratio, when a waiting request starts:
+        `prefill`, `other` or nothing else.
+        """
         if self.role == "prefill":
             return "prefill"
         return "other" if self.role or any(self.arguments.get(arg) for arg in (*WAITS_BY, *STARTS_BY)) else ""
@@ -454,7 +462,8 @@ class Facts:
 
     @property
     def may_reserve_in_full(self) -> bool:
-        """Whether requests with ignore_eos are reserved in full here: from 0.5.22 on, before only with the radix cache off.
+        """Whether requests with ignore_eos are reserved in full here: from 0.5.22 on, before only with the radix cache
+        off.
 
         `_get_running_request_total_token_offset`, `add_one_req_ignore_eos` (srt/managers/schedule_policy.py).
         """
@@ -501,7 +510,8 @@ class Facts:
     def capacity_gb(self) -> float | None:
         """GPU memory free before the weights, on the rank with least: SGLang sizes all pools by it.
 
-        Without the lines of the start it is what a page shows of weights, KV cache, graphs and what was left: about 1 GB less.
+        Without the lines of the start it is what a page shows of weights, KV cache, graphs and what was left: about 1
+        GB less.
         """
         if printed := [rank["before"] for rank in self.memory.values() if rank.get("before")]:
             return min(printed)

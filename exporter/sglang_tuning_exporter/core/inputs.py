@@ -727,7 +727,10 @@ class Logs:
                 self._give_up_late(source, line)
 
     def _note_origin(self, lane: Lane, line: bytes, events: Iterable[Event], before: int) -> None:
-        """Note in events where their line stands, and what they show of its server. `before`: lines before this file."""
+        """Note in events where their line stands, and what they show of its server.
+
+        `before`: lines before this file.
+        """
         frame = b"" if line[:3] == b"[20" else _frame(line)
         for event in events:
             self._voices.take_event(lane, frame, event)

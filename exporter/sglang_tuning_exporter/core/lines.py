@@ -1,11 +1,14 @@
-"""SGLang's log lines: the text around them, their kinds as a table, and `Reader`, which turns a stream of lines into events.
+"""SGLang's log lines: the text around them, their kinds as a table, and `Reader`, which turns a stream of lines into
+events.
 
-To add a line, add a row to `MESSAGES`: the kind of its event, a pattern of the message behind the stamp, the first release that prints it, and
-the event's word. A group of the pattern is a figure by its name. Wordings are those of the wheels 0.3.0 to 0.5.23.
+To add a line, add a row to `MESSAGES`: the kind of its event, a pattern of the message behind the stamp, the first
+release that prints it, and the event's word. A group of the pattern is a figure by its name. Wordings are those of the
+wheels 0.3.0 to 0.5.23.
 
-SGLang's stamp, `[2025-11-20 11:40:13 DP0 TP3] `, or its words are searched in a line. What stands around them is a form: layers of text and
-of fields of JSON, the outer ones first. A form that cannot be a sentence counts at once, any other when `_ENOUGH` lines in a row have it;
-lines without a stamp, such as a traceback's, do not end the row, and are read in the form of the line before.
+SGLang's stamp, `[2025-11-20 11:40:13 DP0 TP3] `, or its words are searched in a line. What stands around them is a
+form: layers of text and of fields of JSON, the outer ones first. A form that cannot be a sentence counts at once, any
+other when `_ENOUGH` lines in a row have it; lines without a stamp, such as a traceback's, do not end the row, and are
+read in the form of the line before.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ _RECORDS, _PLACES, _MOST_LINES = 4096, 256, 200  # of one JSON document
 _DEPTH = 10  # an OpenTelemetry record is eight levels deep
 _DAY_OF_1970 = dt.date(1970, 1, 1).toordinal()
 
-# SGLang's own stamp: configure_logger, sglang/srt/utils.py, later srt/utils/common.py. 0.3.0 has no date; milliseconds with SGLANG_LOG_MS
-# (0.5.6).
+# SGLang's own stamp: configure_logger, sglang/srt/utils.py, later srt/utils/common.py. 0.3.0 has no date; milliseconds
+# with SGLANG_LOG_MS (0.5.6).
 _RANKS = rb"(?:[ ]+[A-Z_]{2,12}\d{1,5})*"
 _STAMP = re.compile(
     rb"(?:\[?((?:\d{4}-\d\d-\d\d[ T])?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?)(" + _RANKS + rb")[ ]*\]"
@@ -50,7 +53,9 @@ _RANK = re.compile(rb"(?<![A-Z_])(DP|TP|PP)(\d{1,5})")
 
 
 def stamp_of(text: bytes) -> tuple[float | None, Rank, int] | None:
-    """Read SGLang's stamp at the beginning of a line: its time, as UTC, of the day where it has no date; its ranks; where the message begins."""
+    """Read SGLang's stamp at the beginning of a line: its time, as UTC, of the day where it has no date; its ranks;
+    where the message begins.
+    """
     match = _STAMP.match(text)
     return None if match is None else (*_read_stamp(match[1], match[2] or match[3] or b""), match.end())
 
@@ -97,7 +102,9 @@ _TIME_READERS = tuple(map(re.compile, _TIMES))
 
 
 def time_of(text: bytes) -> float | None:
-    """Read the time that begins a text: unix seconds, without a zone as UTC; seconds since midnight where there is no date."""
+    """Read the time that begins a text: unix seconds, without a zone as UTC; seconds since midnight where there is no
+    date.
+    """
     match = next((match for form in _TIME_READERS if (match := form.match(text)) is not None), None)
     if match is None:
         return None
@@ -146,7 +153,10 @@ _WORDS = (
 )
 _OWN = rb"\[(?:20\d\d-\d\d-\d\d[ T])?[0-2]\d:[0-5]\d:[0-6]\d(?:[.,]\d{1,9})?(?: +[A-Z_]{2,12}\d{1,5})*\] ?(?=\S)"
 _HEAD, WORDS = re.compile(_OWN + rb"|" + _WORDS), re.compile(_WORDS)
-_BETWEEN = rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|\[[\w ./:={}-]{0,60}\]:? ?|[({][\w ./:={}-]{0,60}[)}]:? ?|[\w./-]{1,60}\.py:\d{1,6}:? ?|[ \t|-]|[A-Z]:[ \t])"
+_BETWEEN = (
+    rb"(?:\[?[A-Z]{3,8}\]?[ :|-]+|\[[\w ./:={}-]{0,60}\]:? ?|[({][\w ./:={}-]{0,60}[)}]:? ?|[\w./-]{1,60}\.py:\d{1,6}:?"
+    rb" ?|[ \t|-]|[A-Z]:[ \t])"
+)
 # Another time in brackets before SGLang's stamp or words.
 _SECOND = re.compile(rb"%b(?:%b{0,12}?(?=%b)|%b{1,12}?(?=%b))" % (_OWN, _BETWEEN, _OWN, _BETWEEN, _WORDS))
 
@@ -235,7 +245,9 @@ def _value(before: bytes, text: bytes) -> bytes:
 
 
 def form_of(text: bytes, layers: int = _LAYERS) -> tuple[Form, bool] | None:
-    """Return the layers around a line, and whether no sentence looks like them; None without SGLang's stamp or words, or such layers."""
+    """Return the layers around a line, and whether no sentence looks like them; None without SGLang's stamp or words,
+    or such layers.
+    """
     head = _HEAD.search(text)
     if head is None:
         return _form_of_frame(text)
@@ -278,7 +290,8 @@ _KNOWN_TEXTS = {
 }
 _KNOWN = {name: Layer(name, re.compile(pattern)) for name, pattern in _KNOWN_TEXTS.items()}
 _KNOWN_BEFORE = re.compile(b"|".join(b"(?P<%b>%b)" % (name.encode(), text) for name, text in _KNOWN_TEXTS.items()))
-# What Rust's tracing prints, in Dynamo in place of SGLang's stamp; the function's name is another one in each kind of line.
+# What Rust's tracing prints, in Dynamo in place of SGLang's stamp; the function's name is another one in each kind of
+# line.
 _TRACING = re.compile(_ISO + rb" {0,2}(?:TRACE|DEBUG|INFO|WARN|ERROR) [A-Za-z_][\w.:<>]{0,120}: ")
 _OF_REQUESTS = re.compile(  # before words of SGLang's that a client or a model may have written
     rb"obj=|text=|ReqInput|Model attempted|\brid=|prompt|content|\"(?:obj|text|messages|input)\"|\\"
@@ -309,7 +322,8 @@ def without_known(line: bytes) -> bytes:
 
 
 def _text_layer(text: bytes, start: int) -> tuple[Layer, bool] | None:
-    """Return the layer of the text before SGLang's line, and whether no sentence looks like it; None for any other text.
+    """Return the layer of the text before SGLang's line, and whether no sentence looks like it; None for any other
+    text.
 
     The layer ends at a quotation, a document or SGLang's line itself.
     """
@@ -446,7 +460,8 @@ class Wrapping:
     """The text around the lines of one stream."""
 
     def __init__(self) -> None:
-        self.waits = "other"  # where a line gives nothing yet: `cut` by a container runtime, or `other` in a form that is not accepted
+        # where a line gives nothing yet: `cut` by a container runtime, or `other` in a form that is not accepted
+        self.waits = "other"
         self.form: Form | None = None  # of the last line of SGLang's; (): nothing stood around it
         self.forms: list[Form] = []  # accepted, the last one first
         self._proven: set[Form] = set()  # had SGLang's words directly behind them; (): nothing around
@@ -455,7 +470,8 @@ class Wrapping:
         self.cut: dict[str, bytes] = {}  # by stream: the parts so far of a line that a container runtime cut
 
     def lines(self, raw: bytes, *, open_text: bool = False) -> list[Line]:
-        """Return the lines in a physical line: usually one; none while a line is cut or held, several when held ones are released.
+        """Return the lines in a physical line: usually one; none while a line is cut or held, several when held ones
+        are released.
 
         `open_text`: a traceback is open, so text before a stamp is the exception's.
         """
@@ -513,7 +529,9 @@ class Wrapping:
         return []
 
     def _behind_text(self, line: Line) -> list[Line] | None:
-        """Return a line behind progress bars without a newline, or directly behind words of another program, such as an address."""
+        """Return a line behind progress bars without a newline, or directly behind words of another program, such as an
+        address.
+        """
         before, carriage_return, rest = line.text.rpartition(b"\r")
         if carriage_return and all(not part.strip() or _BAR.match(part) for part in before.split(b"\r")):
             return self._inner(line._replace(text=rest), open_text=False)
@@ -612,12 +630,15 @@ MESSAGES = (
     # Batches: srt/managers/tp_worker.py in 0.3.0, scheduler.py, scheduler_metrics_mixin.py; srt/observability later.
     Message("decode", rb"Decode batch" + _BATCH, "0.3.0"),
     Message("prefill", rb"Prefill batch" + _BATCH, "0.3.0"),
-    Message("retraction", rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40})[ ]?[.,:]?[ ]?(?=#)", "0.3.0"),
+    Message("retraction",
+        rb"(?:[Dd]ecode out of memory happened|KV cache pool is full\b[\w .]{0,40})[ ]?[.,:]?[ ]?(?=#)", "0.3.0"),
     Message("retraction", rb"Testing retraction\b[\w .]{0,40}[ ]?[.,:]?[ ]?(?=#)", "0.4.0", "", {"testing": 1}),
     # The start: model_runner.py, memory_pool.py, the graph runners, scheduler.py.
     Message("arguments", rb"server_args=", "0.3.0"),
     Message("pool", rb"KV Cache is allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})", "0.4.3"),
-    Message("pool", rb"Post-capture KV sizing: KV cache allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})", "0.5.16", "",
+    Message("pool",
+        rb"Post-capture KV sizing: KV cache allocated\.(?: dtype: [^,]{1,60},)? #tokens: (?P<tokens>\d{1,15})",
+        "0.5.16", "",
         {"resized": 1}),
     Message("limits", rb"max_total_num_tokens=(?=\d{1,15}(?:,|$))", "0.3.0"),
     Message("limits", rb"max_running_requests was reduced from the requested \d{1,12} to " + _LIMIT_TO, "0.5.16"),
@@ -633,119 +654,179 @@ MESSAGES = (
     Message("known", rb"KV Cache |Post-capture KV sizing: |max_running_requests ", "0.5.16"),
     Message("ready", rb"The server is fired up and ready to roll!", "0.3.0"),
     # Life: srt/utils, srt/managers, srt/entrypoints/http_server.py, engine.py.
-    Message("hang", rb"(?:(?P<by>[A-Z]\w{0,40}) )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout=(?P<seconds>\d{1,9})?", "0.3.0", "scheduler"),
+    Message("hang",
+        rb"(?:(?P<by>[A-Z]\w{0,40}) )?[Ww]atchdog timeout \((?:self\.)?watchdog_timeout=(?P<seconds>\d{1,9})?", "0.3.0",
+            "scheduler"),
     Message("health", rb"Health check failed\. Server couldn't get a response from detokenizer", "0.4.3"),
     Message("end", rb"(?:Subp|P)rocess [^'\"\n]{0,120}\bcrashed with exit code -?\d+", "0.5.7", "process_died"),
     Message("end", rb"Received sigquit from a child pro", "0.4.0", "process_died"),  # up to 0.4.3 with one letter s
     Message("end", rb"SIGQUIT received\. signum=", "0.5.5.post3", "process_died"),
     Message("end", rb"Child process unexpectedly failed with ", "0.4.3", "process_died"),
-    Message("end", rb"(?:RuntimeError: )?Rank \d+ scheduler (?:died during initialization|is dead)", "0.4.3", "launch_failed"),
+    Message("end", rb"(?:RuntimeError: )?Rank \d+ scheduler (?:died during initialization|is dead)", "0.4.3",
+        "launch_failed"),
     Message("end", rb"Initialization failed\. ", "0.3.0", "launch_failed"),
     Message("end", rb"[A-Z]\w{0,40}(?: [a-z]\w{0,20})? hit an exception: ", "0.3.6", "scheduler_exception"),
-    Message("end", rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b", "0.3.0", "scheduler_exception"),
-    # Aborts that no traceback explains, as Python, glibc, the shell, PyTorch, HIP and Ascend print them. They need no stamp.
-    Message("end", rb"Fatal Python error: |!{3,} Segfault encountered|\*{3} (?:SIG[A-Z]{3,5}|Aborted)\b|Memory access fault by GPU", "0.1.0", _ABORT),
-    Message("end", rb" {0,4}what\(\):  |terminate called after throwing |double free or corruption|free\(\): |malloc\(\): |corrupted (?:size|double)",
+    Message("end", rb"Exception in (?:ModelTpServer|run_tp_server|ControllerMulti|ControllerSingle)\b", "0.3.0",
+        "scheduler_exception"),
+    # Aborts that no traceback explains, as Python, glibc, the shell, PyTorch, HIP and Ascend print them. They need no
+    # stamp.
+    Message("end",
+        rb"Fatal Python error: |!{3,} Segfault encountered|\*{3} (?:SIG[A-Z]{3,5}|Aborted)\b"
+        rb"|Memory access fault by GPU",
         "0.1.0", _ABORT),
-    Message("end", rb"(?:\S{1,80}: line \d{1,5}: *)?(?:\d{1,9} )?(?:Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)"
+    Message("end", rb" {0,4}what\(\):  |terminate called after throwing |double free or corruption|free\(\):"
+        rb" |malloc\(\): |corrupted (?:size|double)",
+        "0.1.0", _ABORT),
+    Message("end", rb"(?:\S{1,80}: line \d{1,5}: *)?(?:\d{1,9} )?(?:Killed|Segmentation fault|Bus error|Aborted"
+        rb"|Illegal instruction)"
         rb"(?: \(core dumped\))?(?=\s*$|  |\t| +(?:python|sglang|/))", "0.1.0", _ABORT),
     Message("end", rb":\d:[\w.]{1,40}[^\n]{0,200}abort(?:ing|ed) with error ", "0.1.0", _ABORT),
-    Message("end", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\][^\n]{0,400}(?:terminated with exception|[Tt]aking the entire process down)", "0.3.0", _ABORT),
-    Message("words", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] |(?:\[PID: \d{1,9}\] \S{10,40} \w{1,40}\()?E[A-Z]?\d{4,5}\)?: [A-Z\[]", "0.3.0"),
+    Message("end", rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\][^\n]{0,400}(?:terminated with exception|[Tt]aking the"
+        rb" entire process down)", "0.3.0", _ABORT),
+    Message("words",
+        rb"\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] |(?:\[PID: \d{1,9}\] \S{10,40} \w{1,40}\()?E[A-Z]?\d{4,5}"
+        rb"\)?: [A-Z\[]",
+        "0.3.0"),
     Message("words", rb"- (?:Import|OS)Error: (?=\S{1,100}\.so)", "0.5.4"),  # the attempts to load SGLang's kernels
-    # What NCCL and NVSHMEM say of a connection before PyTorch or SGLang says that it failed; NCCL warns of settings too.
+    # What NCCL and NVSHMEM say of a connection before PyTorch or SGLang says that it failed; NCCL warns of settings
+    # too.
     Message("words", rb"\S{1,200}:\d{1,9}:\d{1,9} \[\d{1,4}\] (?:\S{1,60}:\d{1,6} )?NCCL WARN "
-        rb"(?=[^\n]{0,400}(?i:fail|error|refused|no route|not found|timed? ?out|unreachable|mismatch|closed by))", "0.3.0"),
+        rb"(?=[^\n]{0,400}(?i:fail|error|refused|no route|not found|timed? ?out|unreachable|mismatch|closed by))",
+        "0.3.0"),
     Message("words", rb"\S{1,200}/nvshmem\S{0,200}:\d{1,6}: non-zero status: \d{1,4} (?=[a-z])", "0.4.6"),
-    Message("end", rb"nvshmem initialization failed, exiting|\S{1,200}/nvshmem\S{0,200}: NVSHMEM API called before NVSHMEM initialization", "0.4.6", _ABORT),
+    Message("end", rb"nvshmem initialization failed, exiting|\S{1,200}/nvshmem\S{0,200}: NVSHMEM API called before"
+        rb" NVSHMEM initialization", "0.4.6", _ABORT),
     Message("draining", rb"SIGTERM received\. ", "0.4.4"),
-    Message("draining", rb"Gracefully exiting\.\.\. [Rr]emaining number of requests (?P<remaining>\d{1,9})", "0.3.6"),  # every 5 s, until none is left
+    # every 5 s, until none is left
+    Message("draining", rb"Gracefully exiting\.\.\. [Rr]emaining number of requests (?P<remaining>\d{1,9})", "0.3.6"),
     # Failed allocations; of the last one the frames of the traceback show the phase.
-    Message("out_of_memory", rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "prefill"),
-    Message("out_of_memory", rb"(?:RuntimeError: )?Decode out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0", "decode"),
+    Message("out_of_memory", rb"(?:RuntimeError: )?Prefill out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0",
+        "prefill"),
+    Message("out_of_memory", rb"(?:RuntimeError: )?Decode out of memory\. (?:Please )?[Tt]ry to lower", "0.3.0",
+        "decode"),
     Message("out_of_memory", rb"ValueError: Failed to retract any request\. No space left", "0.4.0", "decode"),
     Message("out_of_memory", rb"ValueError: Out of memory even after retracting all other requests", "0.5.3", "decode"),
-    Message("out_of_memory", rb"ValueError: Loaded weights leave no GPU memory for the KV cache\b", "0.5.20", "startup"),
-    Message("out_of_memory", _ALLOCATED + rb"Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static", "0.3.0", "startup"),
-    Message("out_of_memory", rb"(?:\w+: )?Capture (?:[\w -]{0,40})?" + _GPU + rb" graph failed: (?=.{0,1000}(?i:out of memory))", "0.3.0", "graph_capture"),
-    Message("out_of_memory", rb"(?:torch\.(?:cuda\.)?)?OutOfMemoryError: |(?:torch\.AcceleratorError|RuntimeError): " + _DEVICES
+    Message("out_of_memory", rb"ValueError: Loaded weights leave no GPU memory for the KV cache\b", "0.5.20",
+        "startup"),
+    Message("out_of_memory", _ALLOCATED + rb"Not enough memory[.;] [Pp]lease try to increase --mem-fraction-static",
+        "0.3.0", "startup"),
+    Message("out_of_memory",
+        rb"(?:\w+: )?Capture (?:[\w -]{0,40})?" + _GPU + rb" graph failed: (?=.{0,1000}(?i:out of memory))", "0.3.0",
+        "graph_capture"),
+    Message("out_of_memory",
+        rb"(?:torch\.(?:cuda\.)?)?OutOfMemoryError: |(?:torch\.AcceleratorError|RuntimeError): " + _DEVICES
         + rb" (?:error: )?out of memory", "0.3.0"),
     # Prompts: validate_input_length, srt/managers/utils.py; _validate_one_request, tokenizer_manager.py.
-    Message("too_long", rb"Input length \(" + _TOKENS + rb" tokens\) exceeds the maximum allowed length \(" + _MOST + rb" tokens\)\.", "0.4.3"),
-    Message("too_long", rb"Request length is longer than the KV cache pool size or the max context length\. Truncated\. len\(req\.origin_input_ids\)="
+    Message("too_long",
+        rb"Input length \(" + _TOKENS + rb" tokens\) exceeds the maximum allowed length \(" + _MOST + rb" tokens\)\.",
+        "0.4.3"),
+    Message("too_long", rb"Request length is longer than the KV cache pool size or the max context length\."
+        rb" Truncated\. len\(req\.origin_input_ids\)="
         + _TOKENS + rb", (?:self\.)?max_req_input_len=" + _MOST + rb"\.", "0.3.6"),
-    Message("too_long", rb"(?:\[http_server\] Error: )?The input \(" + _TOKENS + rb" tokens\) is longer than the model's context length \(" + _MOST
+    Message("too_long",
+        rb"(?:\[http_server\] Error: )?The input \(" + _TOKENS + rb" tokens\) is longer than the model's context"
+            rb" length \(" + _MOST
         + rb" tokens\)\.(?: Truncating the input\.)?$", "0.4.6"),
-    Message("too_long", rb"\[http_server\] Error: Requested token count exceeds the model's maximum context length of " + _MOST
+    Message("too_long",
+        rb"\[http_server\] Error: Requested token count exceeds the model's maximum context length of " + _MOST
         + rb" tokens\. You requested a total of " + _TOKENS + rb" tokens: [\w ,.]{0,200}limit\.$", "0.4.9"),
     # Req.set_finish_with_abort, srt/managers/schedule_batch.py; srt/constrained/grammar_manager.py.
-    Message("refused", rb"Grammar-based generation \([\w, ]{1,80}\) is not supported when the server is launched with --grammar-backend none" + _RID,
+    Message("refused", rb"Grammar-based generation \([\w, ]{1,80}\) is not supported when the server is launched"
+        rb" with --grammar-backend none" + _RID,
         "0.5.7", "", {"grammar": 1}),
     Message("refused", rb"(?!Aborted by AbortReq)[A-Z][^\n]{8,2000}?" + _RID, "0.4.3"),
-    # The pair of a disaggregated server: srt/disaggregation/{decode,prefill}.py, */conn.py, common/staging_handler.py. The first is of one request.
+    # The pair of a disaggregated server: srt/disaggregation/{decode,prefill}.py, */conn.py, common/staging_handler.py.
+    # The first is of one request.
     Message("transfer", rb"(?:Decode|Prefill) (?:transfer|handshake|bootstrap) failed for request rank=", "0.4.9"),
-    Message("transfer", rb"Some requests (?:fail to receive KV Cache transfer done signal|timed out when bootstrapping)", "0.4.9"),
+    Message("transfer",
+        rb"Some requests (?:fail to receive KV Cache transfer done signal|timed out when bootstrapping)", "0.4.9"),
     Message("transfer", rb"Could not fetch (?:prefill (?:parallel info|dp_size)|bootstrap info) f", "0.4.6"),
     Message("transfer", rb"Prefill (?:instance )?[Ff]ailed to (?:connect|register) to bootstrap server", "0.4.6"),
     Message("transfer", rb"\[S(?:taging|TAGING)\] [^\n]{1,200}failing (?:affected requests|the request)\.", "0.5.16"),
     Message("transfer", rb"(?:Context corruption detected|KV checksum mismatch)\b", "0.5.9"),
-    Message("transfer", rb"(?:Failed to get prefill (?:parallel|server) info: |Error fetching prefill (?:parallel |server )?info from bootstrap: )", "0.4.6",
+    Message("transfer", rb"(?:Failed to get prefill (?:parallel|server) info: |Error fetching prefill (?:parallel"
+        rb" |server )?info from bootstrap: )", "0.4.6",
         "", {"attempt": 1}),
-    Message("transfer", rb"(?:Losing|Lost) connection with prefill instance \(bootstrap_addr: [^)\n]{1,200}\), (?:affected )?\d", "0.4.9", "", {"attempt": 1}),
-    Message("transfer", rb"(?:Session \S{1,200} failed\.$|NIXL transport error for room |Mori (?:KV )?transfer submission failed )", "0.4.9", "",
+    Message("transfer",
+        rb"(?:Losing|Lost) connection with prefill instance \(bootstrap_addr: [^)\n]{1,200}\), (?:affected )?\d",
+        "0.4.9", "", {"attempt": 1}),
+    Message("transfer",
+        rb"(?:Session \S{1,200} failed\.$|NIXL transport error for room |Mori (?:KV )?transfer submission failed )",
+        "0.4.9", "",
         {"attempt": 1}),
     # HiCache: jit_kernel/hicache.py, srt/mem_cache, srt/managers/cache_controller.py.
-    Message("hicache", rb"(?:Unsupported element_size = \d{1,9} for|Failed to load) (?:staged )?JIT HiCache kernel", "0.5.9", "kernel"),
-    Message("hicache", rb"write_back: (?:KV (?:cache on device are|subtree) dropped without backup|backup failed) (?:due to|under) host memory pressure",
+    Message("hicache", rb"(?:Unsupported element_size = \d{1,9} for|Failed to load) (?:staged )?JIT HiCache kernel",
+        "0.5.9", "kernel"),
+    Message("hicache", rb"write_back: (?:KV (?:cache on device are|subtree) dropped without backup|backup failed)"
+        rb" (?:due to|under) host memory pressure",
         "0.5.16", "host"),
     Message("hicache", rb"(?:Not enough host memory for request |HiCache write backlog cap hit )", "0.5.9", "host"),
     Message("hicache", rb"HiCache (?:buffer prefetch declined|staged prefetch dropped) ", "0.5.23", "host"),
-    Message("hicache", rb"(?:Write page to storage: \d{1,9} pages failed\.|Failed to write page \S{1,100} to storage\.)", "0.4.9", "storage"),
-    Message("hicache", rb"Prefetch operation \S{1,100} (?:failed to retrieve page |failed or partially failed)", "0.4.9", "storage"),
-    Message("hicache", rb"HiCache (?:backup failed after \d|(?:sidecar )?prefetch(?: transfer)? failed for request |storage query failed |L3 prefetch failed )",
+    Message("hicache",
+        rb"(?:Write page to storage: \d{1,9} pages failed\.|Failed to write page \S{1,100} to storage\.)", "0.4.9",
+        "storage"),
+    Message("hicache", rb"Prefetch operation \S{1,100} (?:failed to retrieve page |failed or partially failed)",
+        "0.4.9", "storage"),
+    Message("hicache", rb"HiCache (?:backup failed after \d|(?:sidecar )?prefetch(?: transfer)? failed for request"
+        rb" |storage query failed |L3 prefetch failed )",
         "0.5.16", "storage"),
-    Message("hicache", rb"(?:Failed to attach storage backend|Failed to create dynamic storage backend|Failed to fetch \S{1,200} from HiCacheFile storage)",
+    Message("hicache", rb"(?:Failed to attach storage backend|Failed to create dynamic storage backend|Failed to"
+        rb" fetch \S{1,200} from HiCacheFile storage)",
         "0.5.2", "storage"),
-    Message("hicache", rb"(?:Failed to register buffer to (?:Mooncake Store|SiMM|Ascend MemCache Store)|HiCacheFile: [^\n]{1,300}(?:not caching|refusing) )",
+    Message("hicache", rb"(?:Failed to register buffer to (?:Mooncake Store|SiMM|Ascend MemCache Store)|HiCacheFile:"
+        rb" [^\n]{1,300}(?:not caching|refusing) )",
         "0.5.2", "storage"),
-    Message("hicache", rb"(?:\[Rank \d{1,5}\](?:\[Pool \w{1,40}\])? HiCacheHF3FS (?:get|set) [^\n]{1,300} failed|SeaweedFS (?:get|set) \S{1,200} failed: )",
+    Message("hicache", rb"(?:\[Rank \d{1,5}\](?:\[Pool \w{1,40}\])? HiCacheHF3FS (?:get|set) [^\n]{1,300} failed"
+        rb"|SeaweedFS (?:get|set) \S{1,200} failed: )",
         "0.5.2", "storage"),
     Message("hicache", rb"TensorCast L3 unavailable: ", "0.5.23", "storage"),
-    Message("hicache", rb"E\d{4}(?:\d{4})? [\d:.]{8,20} +\d{1,9} (?:\w{0,20}client\w{0,20}|store_py)\.cpp:\d{1,6}\] (?=[A-Z])", "0.4.9", "storage",
+    Message("hicache",
+        rb"E\d{4}(?:\d{4})? [\d:.]{8,20} +\d{1,9} (?:\w{0,20}client\w{0,20}|store_py)\.cpp:\d{1,6}\] (?=[A-Z])",
+        "0.4.9", "storage",
         bare=True),  # the Mooncake Store's own words
-    # What memory allows where --max-total-tokens asks for more: mem_cache/kv_cache_configurator.py, before model_runner.py. No pool is a failure.
-    Message("no_pool", rb"max_total_tokens=\d{1,15} is larger than the profiled value (?P<tokens>-\d{1,15}|0)\. Use the profiled value instead\.", "0.4.6"),
+    # What memory allows where --max-total-tokens asks for more: mem_cache/kv_cache_configurator.py, before
+    # model_runner.py. No pool is a failure.
+    Message("no_pool", rb"max_total_tokens=\d{1,15} is larger than the profiled value (?P<tokens>-\d{1,15}|0)\. Use"
+        rb" the profiled value instead\.", "0.4.6"),
     Message("known", rb"max_total_tokens=\d{1,15} is larger than the profiled value ", "0.4.6"),
     # uvicorn's lines, and others without a text of anybody.
-    Message("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on|Shutting down|Finished server)", "0.3.0"),
+    Message("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on"
+        rb"|Shutting down|Finished server)", "0.3.0"),
     Message("known", rb"Endpoint '/\w{1,40}' is deprecated|Sleeping \d+ seconds before crash diagnostics", "0.5.7"),
     # Lines with text of a request or a model.
     Message("request", rb"(?:Receive|Finish)(?: \w{1,20})?: obj=|in=[\w.<>]{0,60}(?:ReqInput|Req)\(", "0.3.0"),
     Message("request", rb"\{[^\n]{0,200}\"event\": ?\"request\.", "0.5.12"),
     Message("request", rb"Received output for rid=|Req Time Stats\(|Req\(rid=", "0.4.3"),
-    Message("request", rb"Model attempted to call undefined function:|Tool '|Parsed value '|Failed to parse JSON|Error in detect_and_parse:", "0.4.6"),
+    Message("request", rb"Model attempted to call undefined function:|Tool '|Parsed value '|Failed to parse JSON"
+        rb"|Error in detect_and_parse:", "0.4.6"),
 )
 _FIGURES = {key: name for name, keys in (
     ("running", b"#running-req"), ("queued", b"#queue-req"),
     ("tokens", b"#token,#full token,#gpu token,#new-token"), ("sequences", b"#new-seq"),
-    ("cached", b"#cached-token"), ("pending", b"#pending-token"), ("usage", b"token usage,full token usage,gpu token usage"),
+    ("cached", b"#cached-token"), ("pending", b"#pending-token"), ("usage",
+        b"token usage,full token usage,gpu token usage"),
     ("swa_usage", b"swa token usage"), ("mamba_usage", b"mamba usage"), ("throughput", b"gen throughput (token/s)"),
-    ("accept_length", b"accept len"), ("prealloc", b"#prealloc-req"), ("transfer", b"#transfer-req"), ("retracted", b"#retracted-req"),
+    ("accept_length", b"accept len"), ("prealloc", b"#prealloc-req"), ("transfer", b"#transfer-req"), ("retracted",
+        b"#retracted-req"),
     ("bootstrap", b"#bootstrap-req"), ("inflight", b"#inflight-req"), ("unbootstrapped", b"#unbootstrapped-req"),
-    ("transferring", b"#transferring-req"), ("host_receive", b"#host-receive-req"), ("requests", b"#retracted_reqs,#retracted_req"),
+    ("transferring", b"#transferring-req"), ("host_receive", b"#host-receive-req"), ("requests",
+        b"#retracted_reqs,#retracted_req"),
     ("aborted", b"#aborted_retracted_reqs"), ("gained", b"#new_tokens_gained"),
 ) for key in keys.split(b",")}
 # fmt: on
 _FRACTIONS = ("usage", "swa_usage", "mamba_usage", "throughput", "accept_length")
 _OTHER_FIGURES = frozenset(
-    b"input throughput (token/s),#cpu token,#mamba num,#remaining-req,#replay-token,#swa token,accept rate,block accept len,cap len,"
-    b"cache hit rate,cpu token usage,est. decode TFLOPS/s (per GPU),est. prefill TFLOPS/s (per GPU),est. read BW (GB/s per GPU),mamba num,"
+    b"input throughput (token/s),#cpu token,#mamba num,#remaining-req,#replay-token,#swa token,accept rate,block"
+    b" accept len,cap len,"
+    b"cache hit rate,cpu token usage,est. decode TFLOPS/s (per GPU),est. prefill TFLOPS/s (per GPU),est. read BW"
+    b" (GB/s per GPU),mamba num,"
     b"est. write BW (GB/s per GPU),fwd occupancy,fwd+idle occupancy,hit_tokens,largest-len,pre-allocated usage,"
     b"#optimistic-req,waiting-image-req,#waiting-image-req".split(b",")
 )  # fmt: skip
 _NEEDED = {"decode": {"running", "tokens"}, "prefill": {"sequences", "tokens"}, "retraction": {"requests"}}
 _PATTERNS = tuple((row, re.compile(row.pattern)) for row in MESSAGES)
-# Which of them a message is, in one look: the first group that matched. Their own groups are for the row's pattern alone.
+# Which of them a message is, in one look: the first group that matched. Their own groups are for the row's pattern
+# alone.
 _ANY = re.compile(
     b"|".join(b"(" + re.sub(rb"(?<!\\)\((?!\?)|\(\?P<\w+>", b"(?:", row.pattern) + b")" for row in MESSAGES)
 )
@@ -757,7 +838,8 @@ _BARE = re.compile(
 )
 _WATCHED = {b"DetokenizerManager": "detokenizer", b"TokenizerManager": "tokenizer"}  # 0.5.7
 _OF_EACH_RANK = re.compile(
-    rb"[Dd]ecode out of memory happened|KV cache pool is full|Load weight |Memory pool end|Capture |KV Cache is|Mamba Cache"
+    rb"[Dd]ecode out of memory happened|KV cache pool is full|Load weight |Memory pool end|Capture |KV Cache is|Mamba"
+    rb" Cache"
 )
 _ELAPSED, _RANKS_WITHIN = re.compile(rb" Time elapsed: [\d.]+ s\."), 0.5
 _UNKNOWN_BATCH = re.compile(rb"[A-Z]\w{2,20} batch(?: ?\[\d{1,12}\])?[.,] ?#[\w-]{1,40}: ?\d")
@@ -808,7 +890,9 @@ class _Traceback:
     inside: set[str] = field(default_factory=set)  # names of `_INSIDE`
 
     def read_frame(self, frame: re.Match[bytes], number: int) -> None:
-        """Note the phase of a frame: the deepest one counts, but all inside a capture is capture, and an encoder is no phase."""
+        """Note the phase of a frame: the deepest one counts, but all inside a capture is capture, and an encoder is no
+        phase.
+        """
         self.until, self.indent = number + _OTHERS_BETWEEN, len(frame[1] or b"")
         function, inside = frame[4], frame[2].rpartition(b"/sglang/")
         if inside[1]:
@@ -856,10 +940,11 @@ _WHOLE_PHASES = ("graph_capture", "unknown")  # whatever is called inside
 # The lines below a failed allocation of tokens. If more were free than asked for, no memory is short.
 _ASKED = re.compile(rb"Try to allocate \d|Available |\w{0,20}(?:available|evictable)_size")
 _ASKED_TOKENS = re.compile(rb"Try to allocate (\d{1,12}) tokens[^\0]{0,2000}?Available (?:full )?tokens: (\d{1,12})")
-# What is no part of an exception's text: a warning of Python's own, what PyTorch prints below each error of a GPU, and the general advice
-# that SGLang prints below each failed capture of graphs, whatever its cause.
+# What is no part of an exception's text: a warning of Python's own, what PyTorch prints below each error of a GPU, and
+# the general advice that SGLang prints below each failed capture of graphs, whatever its cause.
 _WARNED = re.compile(
-    rb"\S{1,400}\.py:\d{1,9}: \w|(?:CUDA|HIP|XPU) kernel errors might be|For debugging consider passing|Compile with `TORCH_USE|Search for `(?:cuda|hip)|"
+    rb"\S{1,400}\.py:\d{1,9}: \w|(?:CUDA|HIP|XPU) kernel errors might be|For debugging consider passing|Compile with"
+    rb" `TORCH_USE|Search for `(?:cuda|hip)|"
     rb"Device-side assertion tracking|Exception raised from |Possible solutions:"
 )
 # Words that only SGLang uses, in an error that was copied without anything around it.
@@ -911,7 +996,9 @@ def _words(text: bytes) -> str:
 
 
 def _silence(text: bytes, time: float | None) -> float | None:
-    """Return the seconds since the last heartbeat; None unless the check began as long before its line as the line says, and later (0.4.3)."""
+    """Return the seconds since the last heartbeat; None unless the check began as long before its line as the line
+    says, and later (0.4.3).
+    """
     match = _CHECK.match(text)
     if match is None or time is None:
         return None
@@ -957,7 +1044,8 @@ _FIGURE = re.compile(rb"(\w[\w ]{0,60}?)(?:=|: ?)(-?\d{1,15}(?:\.\d{1,9})?)(?: ?
 _START_FIGURES = {
     b"avail mem": "available", b"mem usage": "used", b"max_mamba_cache_size": "states",
     **dict.fromkeys((b"K size", b"V size", b"KV size"), "gigabytes"),
-    **{name.encode(): name for name in ("max_total_num_tokens", "max_running_requests", "chunked_prefill_size", "max_prefill_tokens")},
+    **{name.encode(): name for name in ("max_total_num_tokens", "max_running_requests", "chunked_prefill_size",
+        "max_prefill_tokens")},
 }  # fmt: skip
 _AVAILABLE = re.compile(rb"available_(\w{1,14})_mem")
 
@@ -977,14 +1065,15 @@ OF_REQUESTS = ("decode", "prefill", "retraction", "request", "too_long", "refuse
 class Trust:
     """Marks the events of one stream, line by line: text of a client or a model was printed close before them.
 
-    SGLang prints such text raw. A newline in it ends the line, and what follows can look like any line of SGLang's. Whether it is one does
-    not follow from a log alone. So every line in SGLang's form counts, at once; but within `LINES` lines or `SECONDS` of printed time after a
-    line that can carry such text, it is marked. The rest of the program says how many of its events are, and advises nothing that only they
-    support.
+    SGLang prints such text raw. A newline in it ends the line, and what follows can look like any line of SGLang's.
+    Whether it is one does not follow from a log alone. So every line in SGLang's form counts, at once; but within
+    `LINES` lines or `SECONDS` of printed time after a line that can carry such text, it is marked. The rest of the
+    program says how many of its events are, and advises nothing that only they support.
 
-    Lines that can carry text of others are the kinds in `CARRIERS`. Batch lines, access lines (their paths are percent-encoded), frames of a
-    traceback and all other lines in SGLang's known form carry none, and do not end the time after one that does. Between a start, or the
-    beginning of a log, and the first line about a request no text of others can have been printed.
+    Lines that can carry text of others are the kinds in `CARRIERS`. Batch lines, access lines (their paths are
+    percent-encoded), frames of a traceback and all other lines in SGLang's known form carry none, and do not end the
+    time after one that does. Between a start, or the beginning of a log, and the first line about a request no text of
+    others can have been printed.
     """
 
     def __init__(self) -> None:
@@ -1004,7 +1093,10 @@ class Trust:
         return bool(self.carrier)
 
     def mark(self, kind: str, number: int, time: float | None, events: Iterable[Event]) -> None:
-        """Mark the events of a line, and remember the line if it can carry text of others. `time`: the last one printed."""
+        """Mark the events of a line, and remember the line if it can carry text of others.
+
+        `time`: the last one printed.
+        """
         marked = self.is_near(number, time)
         for event in events:
             event.marked = event.marked or marked
@@ -1022,8 +1114,9 @@ _Usual: TypeAlias = Callable[[bytes], "tuple[Event, ...] | None"]  # reads a lin
 class Reader:
     """Turns the lines of one stream into events.
 
-    `kind` is that of the last line, `lines` counts lines by kind, `unreadable` what only a newer release can print: `batch_line`,
-    `retraction_line` and `server_args` whose text is not understood, `batch_key` for each field of an unknown name.
+    `kind` is that of the last line, `lines` counts lines by kind, `unreadable` what only a newer release can print:
+    `batch_line`, `retraction_line` and `server_args` whose text is not understood, `batch_key` for each field of an
+    unknown name.
     """
 
     def __init__(self) -> None:
@@ -1220,7 +1313,8 @@ class Reader:
         return self._day * DAY + clock
 
     def _read_unstamped(self, line: Line) -> str:
-        """Read a line without a stamp: arguments that go on, a part of a traceback, an access line, or of a log without stamps.
+        """Read a line without a stamp: arguments that go on, a part of a traceback, an access line, or of a log without
+        stamps.
 
         The text around it may have the time of another zone than SGLang's stamps: those come first.
         """
@@ -1454,7 +1548,9 @@ class Reader:
             self._explain(text, ending=ending)
 
     def _read_transfer(self, event: Event, text: bytes) -> str:
-        """Read a failed bootstrap or transfer: its request, where the line has one, and the reason; a client that gave up is none."""
+        """Read a failed bootstrap or transfer: its request, where the line has one, and the reason; a client that gave
+        up is none.
+        """
         reason = text
         if (request := _FAILED_REQUEST.match(text)) is not None:
             reason = request["reason"] or b""
@@ -1472,7 +1568,9 @@ class Reader:
     def _explain(
         self, text: bytes, *, ending: str = "", sure: bool = True, kind: str = "", of: _Traceback | None = None
     ) -> None:
-        """Add the event of a line that may explain an end; of a traceback, or where it has a kind, the next lines can go on with it."""
+        """Add the event of a line that may explain an end; of a traceback, or where it has a kind, the next lines can
+        go on with it.
+        """
         chain, place, before = (self.number, "", []) if of is None else (of.begin, of.place, [*of.texts])
         figures: dict[str, float] = {"line": self.number, "chain": chain}
         if not sure:
@@ -1600,7 +1698,9 @@ class Reader:
 
 
 def _row_of_exception(text: bytes) -> Message | None:
-    """Return the row of a failed launch or allocation, by the exception at the end of a traceback; None for any other."""
+    """Return the row of a failed launch or allocation, by the exception at the end of a
+    traceback; None for any other.
+    """
     found = _row_of(text)
     if found is None or (found[0].word != "launch_failed" and found[0].kind != "out_of_memory"):
         return None

@@ -138,7 +138,8 @@ class Server:
         self._leave_out(page, now)
         self.progress = Progress() if counters.restarted else self.progress
         self.progress.take_page(
-            page, counters, logged_steps=self._sums.take_logged_steps(), speculates=self.facts.is_on("speculative_algorithm"),
+            page, counters, logged_steps=self._sums.take_logged_steps(),
+            speculates=self.facts.is_on("speculative_algorithm"),
             interval=self.facts.size("stream_interval") or 0.0, now=now,
         )  # fmt: skip
         if counters.moved:
@@ -194,7 +195,9 @@ class Server:
         return sum(limits) if limits else None
 
     def life(self, dp: int | None) -> Totals:
-        """Return what a scheduler did since the beginning, restarts of SGLang and of this program included. None of it ever falls.
+        """Return what a scheduler did since the beginning, restarts of SGLang and of this program included.
+
+        None of it ever falls.
 
         | name | |
         |---|---|
@@ -282,7 +285,9 @@ class Server:
             del self.hangs[:-MOST_STARTS]
 
     def _complete(self, rank: RankGains) -> RankGains:
-        """Return the gains of a server's only scheduler with what older releases count of the whole server, when requests end."""
+        """Return the gains of a server's only scheduler with what older releases count of the whole server, when
+        requests end.
+        """
         if len(self.counters.ranks) > 1 or "computed_tokens" in rank.gained:
             return rank
         counts = self.counters.counts
@@ -484,7 +489,10 @@ class Server:
         return event if usage is None else replace(event, figures={"usage": usage, **event.figures})
 
     def is_repeated(self, event: Event, now: float) -> bool:
-        """Whether another rank has printed this event: its n-th line is the n-th line of any other. Of a request there is one."""
+        """Whether another rank has printed this event: its n-th line is the n-th line of any other.
+
+        Of a request there is one.
+        """
         room = event.figures.get("room")
         key = (
             (event.kind, event.rank.dp, *(event.figures.get(name) for name in _ALIKE))
@@ -502,7 +510,9 @@ class Server:
         return lines[event.rank] <= before or (room is not None and before > 0)
 
     def _take_out_of_memory(self, event: Event, now: float) -> None:
-        """Count a failure once: it is logged and raised, by each rank and by the parent process, and not every line has its phase."""
+        """Count a failure once: it is logged and raised, by each rank and by the parent process, and not every line has
+        its phase.
+        """
         recent = {phase for phase, at in self._failed.items() if now - at <= REPEAT_SECONDS}
         phase = event.word or "unknown"
         self.bucket(now).most("failed_batch", max((shown.running or 0.0 for shown in self._all_shown()), default=0.0))
@@ -551,7 +561,9 @@ class Server:
                 self.end_explanation = said
 
     def _take_transfer(self, event: Event, now: float) -> None:
-        """Count a request whose KV cache did not arrive once: every rank prints it, and a warning without a request may stand beside it."""
+        """Count a request whose KV cache did not arrive once: every rank prints it, and a warning without a request may
+        stand beside it.
+        """
         self.explain_transfer(event, now)
         room, last = event.figures.get("room"), self.last.get("failed_transfers", -inf)
         if "attempt" in event.figures or self.is_repeated(event, now):
@@ -589,7 +601,9 @@ class Server:
             scheduler.stop(now, rest=rest)
 
     def _take_failed_check(self, event: Event, now: float) -> None:
-        """Count a failed health check where pages show that nothing is sent, else once checks have failed for a minute: a long prefill passes."""
+        """Count a failed health check where pages show that nothing is sent, else once checks have failed for a minute:
+        a long prefill passes.
+        """
         at, since = now if event.time is None else event.time, self.progress.failing_since
         self.progress.check(at, answered=False)
         if self.progress.failing_since != since:

@@ -1,7 +1,7 @@
 """What is counted and summed of a server: every name, with its unit and its source. Pure.
 
-A name that is not declared here is an error where it is read and where it is written. One figure has one name, from the server's page or a line of
-its log to our `/metrics` and the report.
+A name that is not declared here is an error where it is read and where it is written. One figure has one name, from the
+server's page or a line of its log to our `/metrics` and the report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MOST_WINDOWS = 16  # whose sums are kept
 IDLE, UNKNOWN = "idle", "unknown"
 SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
 WAITS = (
-    "held_back", "running_limit", "pool_full", "hybrid_pool_full", "prefill_bound", "grammar_queue", "pd_queue", "standing_still",
+    "held_back", "running_limit", "pool_full", "hybrid_pool_full", "prefill_bound", "grammar_queue", "pd_queue",
+    "standing_still",
 )  # fmt: skip
 STATES = {
     "activity": ("serving",),
@@ -32,14 +33,16 @@ STATES = {
     "cuda_graph": ("replayed", "beyond_captured", "eager", "disabled", "unsupported"),
 }  # of each signal; each is also `idle` and `unknown`. `activity`: whether it serves at all
 LIVENESS = (
-    "ready", "draining", "launch_failed", "process_died", "scheduler_exception", "watchdog_timeout", "health_check_failed",
+    "ready", "draining", "launch_failed", "process_died", "scheduler_exception", "watchdog_timeout",
+    "health_check_failed",
 )  # fmt: skip
 LATENCIES_JUDGED = ("time_to_first_token", "inter_token")
 LATENCIES = (*LATENCIES_JUDGED, "request_latency", "queue_time")
 
-# How two values of one name become one. A `sum` is added, of `most` the largest is kept. An `event` is a sum with a second one, `marked.NAME`: those
-# beside text that clients can write. A `mean` has its number of values beside it, `NAME:n`. A `figure` is weighed with the seconds that it held,
-# `NAME:s`, over the serving time and over each reason for waiting, `NAME@REASON`.
+# How two values of one name become one. A `sum` is added, of `most` the largest is kept. An `event` is a sum with a
+# second one, `marked.NAME`: those beside text that clients can write. A `mean` has its number of values beside it,
+# `NAME:n`. A `figure` is weighed with the seconds that it held, `NAME:s`, over the serving time and over each reason
+# for waiting, `NAME@REASON`.
 Kind: TypeAlias = Literal["sum", "most", "event", "mean", "figure"]
 _RANK = re.compile(r"None|\d+")  # a DP rank; None is a server without
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?|inf")
@@ -146,14 +149,16 @@ SUMS: tuple[Sum, ...] = (
 )
 # Those that a page shows of the whole server, or by which `server.Counters` finds them.
 PAGE_SUMS = (
-    "aborted_requests", "started_requests", "finished_requests", "finished_prompt_tokens", "finished_answer_tokens", "generation_posts",
+    "aborted_requests", "started_requests", "finished_requests", "finished_prompt_tokens", "finished_answer_tokens",
+    "generation_posts",
     "tokenless_requests", "rejected_requests", "server_errors", "failed_transfers",
 )  # fmt: skip
 # When something happened last is kept under the name of its sum, or one of these.
 MOMENTS = frozenset({"batch", "work", "work_before_the_end", "words", "requests", "pause", "resume"})
 # The names of a state file of an earlier release.
 _FORMER = {
-    "retractions": "retraction_events", "retracted": "retracted_requests", "rejected": "rejected_requests", "starts": "server_starts",
+    "retractions": "retraction_events", "retracted": "retracted_requests", "rejected": "rejected_requests",
+    "starts": "server_starts",
     "computed": "computed_tokens", "cached": "cached_tokens", "replayed": "replayed_batches", "eager": "eager_batches",
     **{f"liveness.{event}": f"liveness_events.{event}" for event in LIVENESS},
     **{f"{latency}_observed": f"latency_observations.{latency}" for latency in LATENCIES_JUDGED},
@@ -202,7 +207,10 @@ class UndeclaredSumError(KeyError):
 
 
 class Totals(dict[str, float]):
-    """Sums by name: seconds of a state (`queue/empty`), figure x seconds (`running`), counts (`retraction_events`). They add up."""
+    """Sums by name: seconds of a state (`queue/empty`), figure x seconds (`running`), counts (`retraction_events`).
+
+    They add up.
+    """
 
     def __missing__(self, name: str) -> float:
         if not is_declared(name):
@@ -262,8 +270,8 @@ def merged(buckets: Iterable[Totals]) -> Totals:
 class Sums:
     """What is summed of one server: in buckets of ten seconds, of the present start, and since the beginning.
 
-    Any stretch of time is a sum of buckets. Schedulers collect what their lines add to a bucket, so whoever asks for sums
-    settles them first.
+    Any stretch of time is a sum of buckets. Schedulers collect what their lines add to a bucket, so whoever asks for
+    sums settles them first.
     """
 
     def __init__(self) -> None:

@@ -21,16 +21,18 @@ CONSTANT_BATCH = 0.8
 # At a limit the batch stays and the usage varies with the requests' lengths; a usage that stays too says nothing.
 STILL_USAGE, ROUNDED_USAGE = 0.003, 0.1
 FAST_PREFILL = 8192.0  # tokens a second: a full chunk, which a GPU computes in less
-# Requests of one length that fill what is reserved for them: tokens at their end, of the cache; tokens so far, of an answer. Lengths that vary
-# show themselves: those that run are then longer than the mean.
+# Requests of one length that fill what is reserved for them: tokens at their end, of the cache; tokens so far, of an
+# answer. Lengths that vary show themselves: those that run are then longer than the mean.
 FILLED, EVEN = 0.88, 0.49
 SOME_RETRACTIONS = 0.5  # a minute: evidence against a reservation that is too large
 NEARLY_FULL = 0.85  # of the cache
 HALF_FULL = 0.45  # of the cache: less is not what requests of one length leave
 OF_ONE_AGE, SHORTEST_TIMEOUT = 0.8, 1.0  # share of the ends in two neighbouring buckets; seconds
-# Share of the time in which full prefill batches were computed, above which requests wait for prefill whatever the cache holds.
+# Share of the time in which full prefill batches were computed, above which requests wait for prefill whatever the
+# cache holds.
 MOSTLY_PREFILL = 0.5
-# Of the prompt tokens from the cache under fcfs: with less, ordering is not worth it; with more, nothing is left to gain.
+# Of the prompt tokens from the cache under fcfs: with less, ordering is not worth it; with more, nothing is left to
+# gain.
 SHARING = (0.095, 0.9)
 SMALL_GRAPHS = 8.0, 80.0  # the largest captured batch by itself, on the smallest and on the largest of small GPUs
 LOWERED = 0.3  # conservativeness, by the guide
@@ -40,9 +42,9 @@ AT_RANDOM = 1.65  # standard deviations of a count that falls at random
 ONE_OF_SEVERAL = 0.35  # of the serving time: two causes in turn
 LEAST_MINUTE = 60.0  # less than a minute counts as a minute: one burst is no rate
 ENOUGH_ON_A_RANK = 20.0  # seconds
-# Burn rates: times the error budget, the share that may miss the objective (0.01 for 0.99), over a long and a short window in seconds. At 14.4
-# times 2 % of a month's budget are gone in an hour, at 6 times 5 % in six hours; the short window, a twelfth of the long one, shows that it
-# goes on. (Google's SRE Workbook, alerting on SLOs.)
+# Burn rates: times the error budget, the share that may miss the objective (0.01 for 0.99), over a long and a short
+# window in seconds. At 14.4 times 2 % of a month's budget are gone in an hour, at 6 times 5 % in six hours; the short
+# window, a twelfth of the long one, shows that it goes on. (Google's SRE Workbook, alerting on SLOs.)
 BURN_RATES = {"fast": (14.4, 3600.0, 300.0), "slow": (6.0, 6 * 3600.0, 1800.0)}
 RECENTLY = 1800.0  # over which starts are counted
 
@@ -82,7 +84,9 @@ class View:
 
     @property
     def failed_transfers(self) -> float:
-        """Requests that failed between the two servers of a pair; SGLang's counters have those of clients that gave up as well."""
+        """Requests that failed between the two servers of a pair; SGLang's counters have those of clients that gave up
+        as well.
+        """
         return max(self.totals["failed_transfers"] - self.totals["aborted_requests"], 0.0)
 
     @property
@@ -142,7 +146,9 @@ class View:
 
     @cached_property
     def given_up_ages(self) -> tuple[float, float] | None:
-        """Between which ages, in seconds, nearly all requests end: in two neighbouring buckets; None where they end at all ages."""
+        """Between which ages, in seconds, nearly all requests end: in two neighbouring buckets; None where they end at
+        all ages.
+        """
         ended = self.latency("request_latency")
         if ended is None:
             return None
@@ -159,7 +165,9 @@ class View:
 
     @cached_property
     def cancels(self) -> bool:
-        """Whether nearly all requests end within a second: what is given up then is cancelled, as by an editor that completes code."""
+        """Whether nearly all requests end within a second: what is given up then is cancelled, as by an editor that
+        completes code.
+        """
         ended = self.latency("request_latency")
         return ended is not None and ended.above(SHORTEST_TIMEOUT) <= (1 - OF_ONE_AGE) * ended.observations
 
@@ -186,7 +194,9 @@ class View:
 
     @cached_property
     def reason_limit(self) -> float:
-        """The share of the serving time above which a reason for waiting is a finding; less where only several together make it up."""
+        """The share of the serving time above which a reason for waiting is a finding; less where only several together
+        make it up.
+        """
         often, shares = self.profile.frequent_share, [self.share("admission", wait) or 0.0 for wait in WAITS]
         return min(ONE_OF_SEVERAL, often) if max(shares) <= often < sum(shares) else often
 
@@ -257,13 +267,17 @@ class View:
 
     @cached_property
     def answer(self) -> float | None:
-        """Decoded tokens for each request that started; None where unknown, or in a stretch that is short beside the answers."""
+        """Decoded tokens for each request that started; None where unknown, or in a stretch that is short beside the
+        answers.
+        """
         started = self.totals["admitted_requests"]
         counted = self.totals["decoded_tokens"] / started if started and self.totals["decoded_tokens"] else None
         return self._of_those_that_ended("finished_answer_tokens") or counted
 
     def _of_those_that_ended(self, tokens: str) -> float | None:
-        """Return the mean of what SGLang counts when a request ends; None where it does not, or most of those that started still run."""
+        """Return the mean of what SGLang counts when a request ends; None where it does not, or most of those that
+        started still run.
+        """
         ended = self.totals["finished_requests"]
         return self.totals[tokens] / ended if ended and 2 * ended >= self.totals["admitted_requests"] else None
 
@@ -288,8 +302,8 @@ class View:
     def generated_per_second(self) -> float | None:
         """Generated tokens a second of serving time, the first ones of each answer included.
 
-        By the decode steps: a decode line's throughput is over the time before it, not over the prefill that may follow. Without the
-        start the steps between two lines are not known, and the throughput of the lines is taken.
+        By the decode steps: a decode line's throughput is over the time before it, not over the prefill that may
+        follow. Without the start the steps between two lines are not known, and the throughput of the lines is taken.
         """
         generated = self.totals["decoded_tokens"] + self.totals["admitted_requests"]
         if self.facts.arguments and self.totals["decoded_tokens"] and self.served:
@@ -304,9 +318,11 @@ class View:
 
     @cached_property
     def prefill_share(self) -> float:
-        """Least share of the serving time in which prompts were computed: by the steps, each at least as long as one of decoding, or by the tokens.
+        """Least share of the serving time in which prompts were computed: by the steps, each at least as long as one of
+        decoding, or by the tokens.
 
-        By the steps only full batches count. By the tokens, `FAST_PREFILL` or the most of any second is taken as the pace.
+        By the steps only full batches count. By the tokens, `FAST_PREFILL` or the most of any second is taken as the
+        pace.
         """
         totals, seconds = self.totals, self.known["queue"]
         return max(
@@ -337,14 +353,18 @@ class View:
 
     @property
     def may_exceed_small_graphs(self) -> bool:
-        """Whether batches without a graph may be larger than what a small GPU captures: the start is not known, and none replayed."""
+        """Whether batches without a graph may be larger than what a small GPU captures: the start is not known, and
+        none replayed.
+        """
         least_eager = 1.0 / (self.totals["eager_inverse"] or inf)
         is_known = self.facts.largest_captured is not None or self.facts.without_graph or self.totals["replayed_most"]
         return not is_known and SMALL_GRAPHS[0] < least_eager <= SMALL_GRAPHS[1]
 
     @cached_property
     def fills_its_reservation(self) -> bool:
-        """Whether requests of one length will fill all that is free: with ignore_eos they are reserved in full, and memory is what is short."""
+        """Whether requests of one length will fill all that is free: with ignore_eos they are reserved in full, and
+        memory is what is short.
+        """
         running, usage = self.mean("running", "held_back"), self.mean("usage", "held_back") or 0.0
         facts, pool, prompt, answer = self.facts, self.facts.pool(), self.prompt, self.answer
         if not facts.may_reserve_in_full or not running or usage < HALF_FULL or not pool or not prompt or not answer:
@@ -356,11 +376,13 @@ class View:
 
     @cached_property
     def gains_by_lower_ratio(self) -> float | None:
-        """The share of throughput that the guide's lower conservativeness would bring; None where it cannot be computed.
+        """The share of throughput that the guide's lower conservativeness would bring; None where it cannot be
+        computed.
 
-        SGLang starts a request if its prompt and max_new_tokens fit beside what runs and the new-token ratio of what may still come of it
-        (`PrefillAdder`, srt/managers/schedule_policy.py). From the requests that ran so beside the free cache follows max_new_tokens, and from
-        that how many would run at a lower ratio; prefill takes as long as before.
+        SGLang starts a request if its prompt and max_new_tokens fit beside what runs and the new-token ratio of what
+        may still come of it (`PrefillAdder`, srt/managers/schedule_policy.py). From the requests that ran so beside the
+        free cache follows max_new_tokens, and from that how many would run at a lower ratio; prefill takes as long as
+        before.
         """
         running, usage = self.mean("running", "held_back"), self.mean("usage", "held_back")
         pool, prompt, now = self.facts.pool(), self.prompt, self.facts.number("schedule_conservativeness")
@@ -397,8 +419,10 @@ def view_of(server: Server, seconds: float) -> View:
     now, totals = server.now or 0.0, server.window(seconds)
     totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in server.started_at))
     return View(
-        totals, server.facts, server.profile, now, {dp: rank.shown.running or 0.0 for dp, rank in server.schedulers.items()},
-        server.starting, server.stopping, server.how_ended, bool(server.ended), server.explanation or server.end_explanation,
+        totals, server.facts, server.profile, now,
+        {dp: rank.shown.running or 0.0 for dp, rank in server.schedulers.items()},
+        server.starting, server.stopping, server.how_ended, bool(server.ended),
+        server.explanation or server.end_explanation,
         tuple(hang for hang in server.hangs if hang.until >= now - seconds), dict(server.last),
         server.transfer, server.hicache,
     )  # fmt: skip
@@ -440,7 +464,10 @@ def _with_small_graphs(view: View) -> View:
 
 
 def _size_of_a_limit(view: View, held_back: Mapping[str, float]) -> float | None:
-    """Return the size that batches keep while requests wait, where it can only be a limit. `held_back`: seconds by size."""
+    """Return the size that batches keep while requests wait, where it can only be a limit.
+
+    `held_back`: seconds by size.
+    """
     totals, waited = view.totals, sum(held_back.values())
     if view.facts.least_limit is not None or not waited or not totals["admission/held_back"]:
         return None

@@ -1,7 +1,10 @@
-"""A server that runs, as its time passes: lines of its log and pages of its metrics in, judgements and alerts out. Pure; times are unix seconds.
+"""A server that runs, as its time passes: lines of its log and pages of its metrics in, judgements and alerts out.
 
-With the log alone a line counts at once. With metrics SGLang's own counters have the last word: a line about a retraction, an end or a start
-waits for the next scrape. Nothing that was counted is taken back; a line that a scrape refutes is counted in `doubtful` alone.
+Pure; times are unix seconds.
+
+With the log alone a line counts at once. With metrics SGLang's own counters have the last word: a line about a
+retraction, an end or a start waits for the next scrape. Nothing that was counted is taken back; a line that a scrape
+refutes is counted in `doubtful` alone.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ REQUESTS = ("generation_posts", "posted_requests")
 OF_COUNTERS = OF_A_REQUEST | {"retraction"}  # a counter gained the requests of these lines, or they are not true
 WAITING = FATAL | {"health"} | COUNTED_BY_PAGE.keys()
 Budget: TypeAlias = "deque[tuple[float, float, int | None]]"  # when a counter gained how many, of which DP rank
-# Why a line is not counted: the counter did not gain it, the server works on, or too many lines wait. A label of `log_doubtful_total`.
+# Why a line is not counted: the counter did not gain it, the server works on, or too many lines wait. A label of
+# `log_doubtful_total`.
 Doubt: TypeAlias = Literal["counter", "works_on", "too_many"]
 
 
@@ -78,7 +82,9 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A scrape that failed: a label value, a sentence, whether the server may be starting, and whether it answered at all."""
+    """A scrape that failed: a label value, a sentence, whether the server may be starting, and whether it answered at
+    all.
+    """
 
     reason: str
     message: str
@@ -87,7 +93,9 @@ class Failure:
 
 
 class BurnRates:
-    """How many observations of each latency missed its objective, minute by minute for six hours: a window is the difference to now."""
+    """How many observations of each latency missed its objective, minute by minute for six hours: a window is the
+    difference to now.
+    """
 
     def __init__(self) -> None:
         self._minutes: deque[tuple[float, Mapping[str, float]]] = deque(maxlen=KEPT_MINUTES)
@@ -99,7 +107,8 @@ class BurnRates:
             self._minutes.append((begin, {name: counted.get(name, 0.0) for name in BUDGETED}))
 
     def burning(self, counted: Mapping[str, float], latency: str, rate: str, now: float, begun: float) -> float | None:
-        """Return the share that missed the objective, the smaller of both windows of a rate; None where that is not known yet.
+        """Return the share that missed the objective, the smaller of both windows of a rate; None where that is not
+        known yet.
 
         begun: when the server or the exporter started: for as long as the short window nothing is said.
         """
@@ -361,7 +370,9 @@ class Watch:
             self._sendings.append(begun)
 
     def _down_time(self, now: float) -> tuple[float | None, int]:
-        """Return the share of the last two hours in which it was down, and in how many outages; None where half of them are not known."""
+        """Return the share of the last two hours in which it was down, and in how many outages; None where half of them
+        are not known.
+        """
         if self._answered_at is None or now - self.begin < OUTAGE_SECONDS / 2:
             return None, 0
         since, present = now - OUTAGE_SECONDS, [] if self._failed_since is None else [(self._failed_since, now)]
@@ -372,7 +383,8 @@ class Watch:
         """Decide on the lines that waited, by what the page shows."""
         self._take_gains(now)
         stands = self._stands_since is not None and now - self._stands_since >= DEAD_SECONDS
-        # Few requests first, then lines that clients cannot have written: this order loses the fewest real lines if some are forged.
+        # Few requests first, then lines that clients cannot have written: this order loses the fewest real lines if
+        # some are forged.
         waiting = sorted(self._waiting, key=lambda line: (line.event.figures.get("requests", 1.0), line.event.marked))
         self._waiting.clear()
         for line in waiting:
@@ -430,12 +442,16 @@ class Watch:
         return True if now - last > DEAD_SECONDS else None
 
     def _is_settled(self, at: float, now: float) -> bool:
-        """Whether two pages with progress have come since, each asked for some time after: the first may have been made before."""
+        """Whether two pages with progress have come since, each asked for some time after: the first may have been made
+        before.
+        """
         return sum(begun >= at + SETTLED_SECONDS for begun in self._moves) > 1 or now - at > UNSETTLED_SECONDS
 
     @staticmethod
     def _pay(budget: Budget, requests: float, dp: int | None = None) -> bool:
-        """Take requests from those that a counter gained, of a scheduler where it is known, the oldest first; whether it gained so many."""
+        """Take requests from those that a counter gained, of a scheduler where it is known, the oldest first; whether
+        it gained so many.
+        """
         mine = [place for place, (_, _, of) in enumerate(budget) if dp is None or of is None or of == dp]
         if requests > sum(budget[place][1] for place in mine) + 1e-9:
             return False
@@ -536,7 +552,9 @@ class Watch:
         return Failure("http_404", f"it answers 404{before}")
 
     def _may_start(self, reason: str, now: float, seconds: float) -> bool:
-        """Whether a server that is away may be starting: its log shows a start, or nothing shows that it ever served."""
+        """Whether a server that is away may be starting: its log shows a start, or nothing
+        shows that it ever served.
+        """
         server = self.server
         if server.ended:
             return False
@@ -643,7 +661,10 @@ class Watch:
         return now - server.last.get("server_starts", now) < STARTING_SECONDS
 
     def _since_start(self, seconds: float, now: float) -> View:
-        """Return the last `seconds`, or those since the last start: it has other settings. How it ended before stays in sight."""
+        """Return the last `seconds`, or those since the last start: it has other settings.
+
+        How it ended before stays in sight.
+        """
         window = self.server.window(seconds)
         view = view_of(self.server, min(seconds, max(now - self.server.last.get("server_starts", -inf), 0.0)))
         for name in ("ends", *(f"out_of_memory.{phase}" for phase in OUT_OF_MEMORY_PHASES)):
@@ -700,7 +721,9 @@ class Watch:
         return measured
 
     def _first_seen(self, name: str, view: View, now: float) -> float:
-        """Return when what a row is about was first seen in the last ten minutes; now where only metrics or sources show it."""
+        """Return when what a row is about was first seen in the last ten minutes; now where only metrics or sources
+        show it.
+        """
         row = BY_ID[name]
         if (since := row.since(view)) is not None:
             return since
@@ -728,7 +751,9 @@ class Watch:
         return replace(finding if timed is None or not timed.over else timed, since=since)
 
     def report(self, judgement: Judgement, now: float) -> Judgement:
-        """Return a judgement with all that a report has, of a server that runs: its window, its present start, its counts so far."""
+        """Return a judgement with all that a report has, of a server that runs: its window, its present start, its
+        counts so far.
+        """
         server, measured = self.server, self.measured
         view = measured.view if measured is not None else self.view(now)
         facts, window = server.facts, server.profile.window_seconds
@@ -740,8 +765,10 @@ class Watch:
             judgement, server, view.totals, profile=server.profile.name,
             # Lines from before the exporter are in the window too.
             begin=max(now - window, min(self.begin, server.begin or self.begin)), end=now,
-            serving_seconds=view.served, idle_seconds=view.idle, alerts=tuple(sorted(self.clocks.firing, key=lambda alert: alert.at)),
-            starts=(Start(started, facts.shown_release, facts.arguments, {}, answer.figures_of(view), server.ended, answer.memory(facts)),),
+            serving_seconds=view.served, idle_seconds=view.idle,
+            alerts=tuple(sorted(self.clocks.firing, key=lambda alert: alert.at)),
+            starts=(Start(started, facts.shown_release, facts.arguments, {}, answer.figures_of(view), server.ended,
+                answer.memory(facts)),),
             counts=counts, available_gb=tuple(facts.left.values()) if not facts.is_cpu else (),
         )  # fmt: skip
 
@@ -768,7 +795,10 @@ class Watch:
         }
 
     def restore(self, saved: object, now: float, age: float) -> None:
-        """Go on from what an exporter saved `age` seconds ago; what cannot be read is left out. No present figure is restored."""
+        """Go on from what an exporter saved `age` seconds ago; what cannot be read is left out.
+
+        No present figure is restored.
+        """
         document, then = saved if isinstance(saved, dict) else {}, now - age
         self.server.counted.update(_counts(document.get("counted")))
         self._restore_ranks(document.get("ranks"))

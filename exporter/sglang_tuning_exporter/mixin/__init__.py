@@ -1,4 +1,7 @@
-"""Generated files: alert rules, configuration, templates, runbooks, boards, reference. All are committed and checked."""
+"""Generated files: alert rules, configuration, templates, runbooks, boards, reference.
+
+All are committed and checked.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ def run(
     runbook_url: str | None = None,
     grafana_url: str | None = None,
 ) -> int:
-    """Write the files, or compare them with `check`. Returns 0, or 1 where `check` found a stale file. Raise `UsageError`."""
+    """Write the files, or compare them with `check`.
+
+    Returns 0, or 1 where `check` found a stale file. Raise `UsageError`.
+    """
     wishes = read(config, runbook_url=runbook_url, grafana_url=grafana_url)
     if not LEAST_SCALE <= time_scale <= MOST_SCALE:
         raise values.UsageError(f"--time-scale={time_scale:g}: give a number from {LEAST_SCALE:g} to {MOST_SCALE:g}")

@@ -1,4 +1,5 @@
-"""A recorded SGLang server as a timeline: what its log printed, what its `/metrics` answered, when it was ready or down.
+"""A recorded SGLang server as a timeline: what its log printed, what its `/metrics` answered, when it was ready or
+down.
 
 A recording is a directory:
 
@@ -59,8 +60,8 @@ class TimedText(NamedTuple):
 class Recording:
     """One recorded server; all positions are seconds since it was first ready.
 
-    `lines`, `scrapes`, `transitions` (position, phase from then on) and `events` (position, name) are in order of position; `server_info` is
-    JSON text.
+    `lines`, `scrapes`, `transitions` (position, phase from then on) and `events` (position, name) are in order of
+    position; `server_info` is JSON text.
     """
 
     name: str
@@ -114,7 +115,8 @@ def load(directory: Path) -> Recording:
 def from_files(files: Mapping[str, bytes], *, name: str) -> Recording:
     """Build a recording from the unpacked bytes of its files by name (without `.gz`).
 
-    `name` is used in error messages. Raise `UsageError` if there is no log with SGLang's timestamps, or a file is invalid.
+    `name` is used in error messages. Raise `UsageError` if there is no log with SGLang's timestamps, or a file is
+    invalid.
     """
     if "server.log" not in files:
         raise UsageError(f"directory={name}: has no server.log or server.log.gz; give the directory of a recording")

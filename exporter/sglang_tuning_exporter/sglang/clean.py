@@ -1,9 +1,10 @@
 """Text from outside as it may be shown: without control characters, secrets and words of requests. Pure.
 
-No character moves a cursor, hides, reorders or ends a line. Text is cleaned where it is shown, because inside the program a name must stay
-unchanged: files are opened, arguments compared and labels matched by it. Each output has one place that calls this: documents, pages,
-metrics, log lines, error lines. Every text that is quoted anywhere (API, report, recording, page, metrics, state file) goes through
-`without_secrets` first, which finds secrets by their shape as well as by name.
+No character moves a cursor, hides, reorders or ends a line. Text is cleaned where it is shown, because inside the
+program a name must stay unchanged: files are opened, arguments compared and labels matched by it. Each output has one
+place that calls this: documents, pages, metrics, log lines, error lines. Every text that is quoted anywhere (API,
+report, recording, page, metrics, state file) goes through `without_secrets` first, which finds secrets by their shape
+as well as by name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ T = TypeVar("T")
 
 
 def clean(text: str) -> str:
-    r"""Return the text on one line; characters that cannot be printed (C0, C1, bidi, line ends, surrogates) become `\x1b` or `\u202e`.
+    r"""Return the text on one line; characters that cannot be printed (C0, C1, bidi, line ends, surrogates) become
+    `\x1b` or `\u202e`.
 
     Different names stay different, because they are labels of series.
     """
@@ -59,7 +61,8 @@ _OF_MODELS = "".join(
     f"(?<!{word}.)" for word in ("first", "last", "next", "per", "new", "max", "cached", "eos", "bos", "pad", "mask")
 )
 _NAME = (
-    r"(?:api[_-]?key|passw|passphrase|secret|credential|keyfile|(?:private|access|watermark)[_-]?(?:key|config)|auth(?!or)|signature"
+    r"(?:api[_-]?key|passw|passphrase|secret|credential|keyfile|(?:private|access|watermark)[_-]?(?:key|config)"
+    r"|auth(?!or)|signature"
     r"|(?<![A-Za-z0-9])(?:sig(?![A-Za-z])|(?:hf|access|bearer|api|refresh|session)[_-]?token(?!iz))"
     rf"|{_OF_MODELS}(?<![A-Za-z0-9#])token(?![A-Za-z0-9_-]))"
 )
@@ -72,14 +75,20 @@ _SHAPES = tuple(
         (r"()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?", 0),  # a JWT
         (r"(\b[a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^\s/'\"@]{1,400}@", 0),  # a URL with credentials
         (
-            r"()\b(?:sk|pk|rk)-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{8,}|\b(?:hf|gh[opusr]|glpat|xox[abprs])[_-][A-Za-z0-9_-]{8,}",
+            (
+                r"()\b(?:sk|pk|rk)-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{8,}|\b(?:hf|gh[opusr]|glpat"
+                r"|xox[abprs])[_-][A-Za-z0-9_-]{8,}"
+            ),
             0,
         ),
         (r"()\b(?:npm|pypi|nvapi|gsk|r8)[_-](?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{16,}", 0),
         (r"()\bgithub_pat_[A-Za-z0-9_]{20,}|\bAIza[A-Za-z0-9_-]{30,}|\bya29\.[A-Za-z0-9_-]{20,}", 0),
         (r"()\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{12,}\b", 0),
         (
-            r"([?&;](?:X-Amz-(?:Signature|Credential|Security-Token)|X-Goog-(?:Signature|Credential)|sig|Signature|AWSAccessKeyId|se|sp|sv)=)[^&\s'\"]+",
+            (
+                r"([?&;](?:X-Amz-(?:Signature|Credential|Security-Token)|X-Goog-(?:Signature|Credential)|sig|Signature"
+                r"|AWSAccessKeyId|se|sp|sv)=)[^&\s'\"]+"
+            ),
             re.IGNORECASE,
         ),
         (r"(\b(?:Bearer\s+(?=\S{6})|Basic\s+(?=\S{8})))[A-Za-z0-9+/._~=-]+", re.IGNORECASE),
@@ -91,13 +100,16 @@ _SHAPES = tuple(
 )
 # Of nearly all texts one look is enough.
 _MAY_HOLD = re.compile(
-    r"-----BEGIN|eyJ|://|[sprk]k-|[a-z0-9]{2,6}[_-][A-Za-z0-9_-]{8}|AI|A[KSGIRN][IPD]|ya29|[=:]|earer|asic|uthorization|--",
+    r"-----BEGIN|eyJ|://|[sprk]k-|[a-z0-9]{2,6}[_-][A-Za-z0-9_-]{8}|AI|A[KSGIRN][IPD]|ya29|[=:]|earer|asic"
+    r"|uthorization|--",
     re.IGNORECASE,
 )
 
 _REQUEST_FIELDS = re.compile(
-    r"((?<![\w])(?:input_ids|origin_input_ids|output_ids|token_ids|fill_ids|prompt_token_ids|prompt|prompts|text|input_text|origin_input_text|"
-    r"decoded_text|messages|content|image_data|audio_data|video_data|input_embeds|completion|query|documents)['\"]?\s{0,2}[:=]\s{0,2})"
+    r"((?<![\w])(?:input_ids|origin_input_ids|output_ids|token_ids|fill_ids|prompt_token_ids|prompt|prompts|text"
+    r"|input_text|origin_input_text|"
+    r"decoded_text|messages|content|image_data|audio_data|video_data|input_embeds|completion|query"
+    r"|documents)['\"]?\s{0,2}[:=]\s{0,2})"
     r"(?:'(?:[^'\\\n]|\\.)*(?:'|$)|\"(?:[^\"\\\n]|\\.)*(?:\"|$)|\[[^\]\n]*(?:\]|$)|\{[^}\n]*(?:\}|$))"
 )
 _QUOTED = re.compile(r"(?<!\w)'[^'\n]*(?:'|$)|(?<!\w)\"[^\"\n]*(?:\"|$)")  # an apostrophe inside a word opens nothing
@@ -117,17 +129,23 @@ def without_secrets(text: str) -> str:
 
 @lru_cache(maxsize=2048)  # a server's arguments have the same names at every start
 def is_secret(name: str) -> bool:
-    """Return whether the value of a key is secret: of `api_key`, `ssl_keyfile` and `hf_token` it is, of `max_total_tokens` not."""
+    """Return whether the value of a key is secret: of `api_key`, `ssl_keyfile` and `hf_token` it is, of
+    `max_total_tokens` not.
+    """
     return _SECRET_NAME.search(name) is not None
 
 
 def holds_secret(text: str) -> bool:
-    """Return whether a value may contain a secret: JSON with an `access_key`, a URL with a password, `--api-key` among arguments, or its name."""
+    """Return whether a value may contain a secret: JSON with an `access_key`, a URL with a password, `--api-key` among
+    arguments, or its name.
+    """
     return _SECRET_NAME.search(text) is not None or without_secrets(text) != text
 
 
 def redacted(value: Any, depth: int = 0) -> Any:
-    """Return arguments without those that are secrets by their name; a value that may contain one becomes `<redacted>`."""
+    """Return arguments without those that are secrets by their name; a value that may
+    contain one becomes `<redacted>`.
+    """
     if isinstance(value, dict) and depth <= _DEPTH:
         return {str(key): redacted(inner, depth + 1) for key, inner in value.items() if not is_secret(str(key))}
     # In a list such as ["--api-key", "…"] only the neighbour shows which item is the secret.
@@ -138,7 +156,9 @@ def redacted(value: Any, depth: int = 0) -> Any:
 
 
 def without_requests(text: str) -> str:
-    """Return the text without words of a request: values of a request's fields, long quotations and lists of token ids."""
+    """Return the text without words of a request: values of a request's fields, long
+    quotations and lists of token ids.
+    """
     text = _REQUEST_FIELDS.sub(lambda match: match[1] + CUT, text)
     text = _QUOTED.sub(lambda match: match[0] if len(match[0]) <= _LONG else "'" + CUT + "'", text)
     return _NUMBERS.sub("[" + CUT + "]", text)

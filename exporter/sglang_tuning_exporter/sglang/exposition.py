@@ -1,8 +1,9 @@
 """Prometheus text as samples, and as text that is safe to append to ours.
 
-Pure. Reads the text format 0.0.4 and what OpenMetrics adds to it (timestamps in seconds, exemplars, `# UNIT`, `# EOF`, counters declared
-without `_total`). Other lines are skipped and counted: one bad line never rejects a page, and nothing here raises. A page of thousands of
-series is read at every scrape, so one regular expression reads the whole text, and labels are parsed on demand.
+Pure. Reads the text format 0.0.4 and what OpenMetrics adds to it (timestamps in seconds, exemplars, `# UNIT`, `# EOF`,
+counters declared without `_total`). Other lines are skipped and counted: one bad line never rejects a page, and nothing
+here raises. A page of thousands of series is read at every scrape, so one regular expression reads the whole text, and
+labels are parsed on demand.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _Line: TypeAlias = tuple[str, str, str]  # of a sample that is passed on: name, 
 _VALUE = r'[^"\\\n\x00\ud800-\udfff]*(?:\\[\\"n][^"\\\n\x00\ud800-\udfff]*)*'
 _LABELS = rf'(?:[ \t]*[a-zA-Z_][a-zA-Z0-9_]*[ \t]*=[ \t]*"{_VALUE}"[ \t]*(?:,|(?=\}}|$)))*[ \t]*'
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
-# The form that servers print, or any other line whole. Labels are checked once per label set: a strict expression over every line
-# takes three times as long.
+# The form that servers print, or any other line whole. Labels are checked once per label set: a strict expression over
+# every line takes three times as long.
 _FIGURE = r"[0-9.eE+-]+|NaN|[+-]?Inf"
 _LINES = re.compile(rf"^({_NAME})(?:\{{([^\n]*)\}})? ({_FIGURE})$|^([^\n]+)$", re.MULTILINE)
 _ANY_SAMPLE = re.compile(
@@ -121,7 +122,9 @@ def figure(text: str) -> float | None:
 
 
 def _number(value: str) -> float | None:
-    """Return a figure; None for other text, and for one that is too large for a float: Prometheus rejects a page with one."""
+    """Return a figure; None for other text, and for one that is too large for a float: Prometheus rejects a page with
+    one.
+    """
     try:
         number = float(value)
     except ValueError:  # 1.2.3
@@ -129,7 +132,8 @@ def _number(value: str) -> float | None:
     return None if math.isinf(number) and not value[-1].isalpha() else number
 
 
-# A server repeats its label sets in every family. The caches have room for those of sixty ranks, until `PageReader` has the structure.
+# A server repeats its label sets in every family. The caches have room for those of sixty ranks, until `PageReader` has
+# the structure.
 @lru_cache(maxsize=_MOST_LABEL_SETS)
 def _are_labels(raw: str) -> bool:
     return _ONLY_LABELS.fullmatch(raw) is not None and _are_names(_without_values(raw))
@@ -176,8 +180,8 @@ def name_with_colon(name: str) -> str:
     return "sglang:" + name[7:] if name.startswith("sglang_") else name
 
 
-# Types of OpenMetrics and those of 0.0.4 (https://prometheus.io/docs/instrumenting/exposition_formats/): Prometheus rejects a page with
-# another type.
+# Types of OpenMetrics and those of 0.0.4 (https://prometheus.io/docs/instrumenting/exposition_formats/): Prometheus
+# rejects a page with another type.
 TYPES = {
     "counter": "counter",
     "gauge": "gauge",
@@ -205,12 +209,14 @@ _MEMBER = re.compile(r"^sglang:|_(?:bucket|sum|count)$")
 
 
 def passthrough(page: Page, only: frozenset[str] | None = None) -> tuple[str, int]:
-    """Return SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 without `sglang:` families; `only` some families of it.
+    """Return SGLang's own page in 0.0.4, safe to append to another page of 0.0.4 without `sglang:` families; `only`
+    some families of it.
 
-    `sglang_x` becomes `sglang:x`. Dropped, and not counted: what is not SGLang's (`process_…` would collide), `sglang_tuning_…` (our own
-    through a gateway), timestamps, exemplars, `_created`, a second HELP or TYPE. Dropped and counted: what would make Prometheus reject
-    the page, and a second sample of one series. All lines of a family are placed at its first sample: strict parsers reject a page with a
-    family in two parts, or with a TYPE after its samples. Also return how many samples and broken lines were counted as dropped.
+    `sglang_x` becomes `sglang:x`. Dropped, and not counted: what is not SGLang's (`process_…` would collide),
+    `sglang_tuning_…` (our own through a gateway), timestamps, exemplars, `_created`, a second HELP or TYPE. Dropped and
+    counted: what would make Prometheus reject the page, and a second sample of one series. All lines of a family are
+    placed at its first sample: strict parsers reject a page with a family in two parts, or with a TYPE after its
+    samples. Also return how many samples and broken lines were counted as dropped.
     """
     declarations = _declarations(page)
     samples = [
@@ -262,7 +268,9 @@ def _first_of_each_series(samples: Sequence[_Line]) -> Collection[_Line]:
 def _family_of(
     declarations: Mapping[str, Mapping[str, str]], names: set[str], name: str
 ) -> tuple[str, Mapping[str, str]] | None:
-    """Return the name of a sample's family and what is declared of it; None for `_created`, which 0.0.4 does not have."""
+    """Return the name of a sample's family and what is declared of it; None for
+    `_created`, which 0.0.4 does not have.
+    """
     base, _, suffix = name.rpartition("_")
     owner = declarations.get(base, {})
     if "_" + suffix in _SUFFIXES.get(owner.get("TYPE", ""), ()):
@@ -344,7 +352,8 @@ _SGLANGS = re.compile(r"^[ \t]*sglang(?::|_(?!tuning_))", re.MULTILINE)
 
 
 def owner_of(page: str) -> str | None:
-    """Return whose a page is, in words that complete "its /metrics is …"; empty for one of SGLang's, None where it is not known whose.
+    """Return whose a page is, in words that complete "its /metrics is …"; empty for one of SGLang's, None where it is
+    not known whose.
 
     This exporter's own page is its own, also where it passes SGLang's series on.
     """

@@ -1,8 +1,10 @@
-"""SGLang's launch arguments: how each release prints, spells, accepts and refuses them, and the command line that sets them. Pure.
+"""SGLang's launch arguments: how each release prints, spells, accepts and refuses them, and the command line that sets
+them. Pure.
 
-`flags.json` beside this file has names, kinds, defaults and odd spellings, `choices.json` the choices, both generated from the argument
-parsers and declared defaults of 34 released wheels (0.3.0 to 0.5.23); `refusals.json` has what their argument checks reject and what
-their start-up code overrides. A server of a release between two of these is taken for the one that its printed arguments fit best.
+`flags.json` beside this file has names, kinds, defaults and odd spellings, `choices.json` the choices, both generated
+from the argument parsers and declared defaults of 34 released wheels (0.3.0 to 0.5.23); `refusals.json` has what their
+argument checks reject and what their start-up code overrides. A server of a release between two of these is taken for
+the one that its printed arguments fit best.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _KINDS: dict[str, Kind] = {
     "p": "adapters",
     "-": "none",
 }
-# DP attention multiplies --schedule-conservativeness by this and prints the product (srt/arg_groups/parallel_hook.py in 0.5.23; since 0.3.6).
+# DP attention multiplies --schedule-conservativeness by this and prints the product (srt/arg_groups/parallel_hook.py in
+# 0.5.23; since 0.3.6).
 _DP_ATTENTION_FACTOR = 0.3
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 # A line that was cut lacks dozens of arguments, a whole one only the secrets.
@@ -120,7 +123,8 @@ def nearest_flag(arg: str, release: str) -> Flag | None:
 def infer_version(args: Mapping[str, object]) -> tuple[str, str] | None:
     """Return the oldest and the newest release whose argument names fit those that a server printed.
 
-    The names change with nearly every release. None where fewer than five names are SGLang's, as in a line that was cut early.
+    The names change with nearly every release. None where fewer than five names are SGLang's, as in a line that was cut
+    early.
     """
     return _releases_with(frozenset(args))
 
@@ -142,8 +146,8 @@ def _releases_with(names: frozenset[str]) -> tuple[str, str] | None:
 def release_of(version: str | None, args: Mapping[str, object]) -> str | None:
     """Return the release in `releases()` whose flags a server has; None where neither version nor arguments show it.
 
-    Printed arguments come before a version, which may still be that of the server before an upgrade. Of several releases with the same
-    arguments, the one nearest to the version is taken, or the newest.
+    Printed arguments come before a version, which may still be that of the server before an upgrade. Of several
+    releases with the same arguments, the one nearest to the version is taken, or the newest.
     """
     fitting = releases()
     wanted = version_tuple(version)
@@ -169,8 +173,9 @@ def is_before(release: str, version: tuple[int, int, int]) -> bool:
     return found is not None and found < version
 
 
-# How SGLang changes the value of a flag: it prints some multiplied or divided, and divides others among ranks. Flags are compared and advised
-# in their own unit, which `flag_value` computes from the printed value. Sources: docs/decisions.md, "Flags, values and command lines".
+# How SGLang changes the value of a flag: it prints some multiplied or divided, and divides others among ranks. Flags
+# are compared and advised in their own unit, which `flag_value` computes from the printed value. Sources:
+# docs/decisions.md, "Flags, values and command lines".
 
 
 # Before this release DP attention halves the chunk; from it on it divides it by the ranks.
@@ -191,7 +196,8 @@ def number(value: object) -> float | None:
 def attention_ranks(args: Mapping[str, object]) -> int:
     """Return the ranks of attention data parallelism, 1 without it.
 
-    0.5.21 to 0.5.23 have an argument for it, `attn_dp_size`, and print `dp_size=1`; before, it is `dp_size` with `enable_dp_attention`.
+    0.5.21 to 0.5.23 have an argument for it, `attn_dp_size`, and print `dp_size=1`; before, it is `dp_size` with
+    `enable_dp_attention`.
     """
     ranks = _count(args.get("attn_dp_size"))
     if ranks <= 1 and args.get("enable_dp_attention"):
@@ -234,9 +240,10 @@ def _count(value: object) -> int:
     return max(int(figure), 1) if figure is not None and figure < 1e9 else 1
 
 
-# The arguments that the server prints at the start, without secrets: `server_args=ServerArgs(a=…, b=…)` is a dataclass's repr (0.3.0 to
-# 0.5.18), `server_args={'a': …}` a dict's (0.5.20 on; sglang/srt/entrypoints/engine.py). Both have `api_key` in clear text, so secrets are
-# dropped here, before anything else reads them.
+# The arguments that the server prints at the start, without secrets: `server_args=ServerArgs(a=…, b=…)` is a
+# dataclass's repr (0.3.0 to
+# 0.5.18), `server_args={'a': …}` a dict's (0.5.20 on; sglang/srt/entrypoints/engine.py). Both have `api_key` in clear
+# text, so secrets are dropped here, before anything else reads them.
 
 LONGEST_TEXT = 262_144
 _ARGUMENTS_KEPT = 2000
@@ -256,27 +263,35 @@ _PLAIN_VALUES = {"None": None, "True": True, "False": False, "0": 0, "1": 1}  # 
 VARYING_ARGS = frozenset(
     {
         "random_seed", "port", "host", "nccl_port", "dist_init_addr", "node_rank", "log_level", "log_level_http",
-        "grpc_port", "file_storage_path", "crash_dump_folder", "watchdog_timeout", "served_model_name", "tokenizer_path",
+        "grpc_port", "file_storage_path", "crash_dump_folder", "watchdog_timeout", "served_model_name",
+        "tokenizer_path",
     }
 )  # fmt: skip
 
 # What a row, its advice or a suspect reads of 539: API and page send these.
 READ_ARGUMENTS = frozenset({
-    "attention_backend", "attn_dp_size", "chunked_prefill_size", "context_length", "cuda_graph_bs", "cuda_graph_bs_decode",
+    "attention_backend", "attn_dp_size", "chunked_prefill_size", "context_length", "cuda_graph_bs",
+    "cuda_graph_bs_decode",
     "cuda_graph_config", "cuda_graph_max_bs", "cuda_graph_max_bs_decode", "cuda_graph_max_bs_prefill",
     "decode_log_interval", "device",
     "disable_cuda_graph", "disable_cuda_graph_padding", "disable_decode_cuda_graph",
     "disable_radix_cache", "disaggregation_mode", "dllm_algorithm", "dp_size",
-    "enable_deepep_moe", "enable_deterministic_inference", "enable_dp_attention", "enable_ep_moe", "enable_hierarchical_cache",
+    "enable_deepep_moe", "enable_deterministic_inference", "enable_dp_attention", "enable_ep_moe",
+    "enable_hierarchical_cache",
     "enable_lmcache", "enable_lora", "enable_metrics", "enable_mis", "enable_mixed_chunk",
-    "enable_prefill_delayer", "enable_priority_scheduling", "enable_torch_compile", "ep_size", "grammar_backend", "hicache_ratio", "hicache_size",
+    "enable_prefill_delayer", "enable_priority_scheduling", "enable_torch_compile", "ep_size", "grammar_backend",
+    "hicache_ratio", "hicache_size",
     "hicache_storage_backend", "is_embedding", "kv_cache_dtype", "load_balance_method", "log_level", "lora_paths",
-    "mamba_full_memory_ratio", "max_mamba_cache_size", "max_micro_batch_size", "max_prefill_tokens", "max_queued_requests",
-    "max_running_requests", "max_total_tokens", "mem_fraction_static", "min_free_slots_delay", "model_path", "moe_dense_tp_size",
+    "mamba_full_memory_ratio", "max_mamba_cache_size", "max_micro_batch_size", "max_prefill_tokens",
+    "max_queued_requests",
+    "max_running_requests", "max_total_tokens", "mem_fraction_static", "min_free_slots_delay", "model_path",
+    "moe_dense_tp_size",
     "page_size", "piecewise_cuda_graph_max_tokens",
     "pp_async_batch_depth", "pp_max_micro_batch_size", "pp_size",
-    "prefill_decode_interval", "prefill_max_requests", "prefill_only_disable_kv_cache", "quantization", "schedule_conservativeness",
-    "schedule_policy", "served_model_name", "speculative_algorithm", "speculative_num_draft_tokens", "speculative_num_steps", "stream_interval",
+    "prefill_decode_interval", "prefill_max_requests", "prefill_only_disable_kv_cache", "quantization",
+    "schedule_conservativeness",
+    "schedule_policy", "served_model_name", "speculative_algorithm", "speculative_num_draft_tokens",
+    "speculative_num_steps", "stream_interval",
     "swa_full_tokens_ratio", "tokenizer_worker_num", "tp_size", "trust_remote_code", "watchdog_timeout",
 })  # fmt: skip
 
@@ -294,15 +309,18 @@ def are_same_settings(before: Mapping[str, object], after: Mapping[str, object])
 
 
 def is_argument(name: str) -> bool:
-    """Return whether an argument can have this name, from which its flag is spelled: SGLang's are fields of a Python class."""
+    """Return whether an argument can have this name, from which its flag is spelled: SGLang's are fields of a Python
+    class.
+    """
     return len(name) <= _NAME_LENGTH and name.isascii() and name.isidentifier()
 
 
 def parse_server_args(text: str) -> tuple[dict[str, object], bool] | None:
-    """Return the arguments of a `server_args=…` line or of its value, and whether it was cut; None where none can be read. Never raises.
+    """Return the arguments of a `server_args=…` line or of its value, and whether it was cut; None where none can be
+    read. Never raises.
 
-    A line that was cut gives the arguments before the cut. Nested mappings stay dicts, lists and tuples become lists, enums their values,
-    `nan` and unresolved defaults None, values with a secret `<redacted>`.
+    A line that was cut gives the arguments before the cut. Nested mappings stay dicts, lists and tuples become lists,
+    enums their values, `nan` and unresolved defaults None, values with a secret `<redacted>`.
     """
     text = text[:LONGEST_TEXT]
     if "<" in text:
@@ -325,7 +343,9 @@ def parse_server_args(text: str) -> tuple[dict[str, object], bool] | None:
 
 
 def _parts(text: str, position: int) -> tuple[list[str], bool]:
-    """Cut the inside of a bracket at its commas, those of strings and inner brackets left out; also return whether its end is missing."""
+    """Cut the inside of a bracket at its commas, those of strings and inner brackets left out; also return whether its
+    end is missing.
+    """
     parts, depth = list[str](), 0
     for match in _STRUCTURE.finditer(text, position):
         mark = match[0]
@@ -416,7 +436,9 @@ def _is_a_choice(release: str, arg: str, value: object) -> bool:
 
 
 def _hold(when: list[tuple[str, str, Any]], values: _Settings, release: str) -> bool:
-    """Return whether the server would reject or ignore these values; a test that compares with a word means the argument of that name."""
+    """Return whether the server would reject or ignore these values; a test that compares with a word means the
+    argument of that name.
+    """
     return all(
         _TESTS[test](_value(arg, values, release), _value(other, values, release) if isinstance(other, str) else other)
         for arg, test, other in when
@@ -464,14 +486,17 @@ def _is_figure(value: object) -> bool:
     return isinstance(value, (int, float))
 
 
-# The whole new command line: the running server's own arguments with the advice in them. SGLang prints its arguments after it has filled
-# in defaults and multiplied some of them, so the typed values are found first:
+# The whole new command line: the running server's own arguments with the advice in them. SGLang prints its arguments
+# after it has filled in defaults and multiplied some of them, so the typed values are found first:
 #
-# * Left out: what equals the release's default; what SGLang takes from another argument (`tokenizer_path`, `served_model_name`); a drawn
-#   `random_seed`; the usual `device`; lists of graph sizes that follow from the largest; what SGLang fills in at nearly every start (`_USUAL`).
-# * Written although SGLang may have filled them in, because tuning depends on them: `mem_fraction_static`, `chunked_prefill_size`,
+# * Left out: what equals the release's default; what SGLang takes from another argument (`tokenizer_path`,
+# `served_model_name`); a drawn `random_seed`; the usual `device`; lists of graph sizes that follow from the largest;
+# what SGLang fills in at nearly every start (`_USUAL`).
+# * Written although SGLang may have filled them in, because tuning depends on them: `mem_fraction_static`,
+# `chunked_prefill_size`,
 #   `max_running_requests`, `attention_backend`, `page_size`, `cuda_graph_max_bs` (up to 0.5.13), a graph that is off.
-# * Undone: DP attention multiplies `schedule_conservativeness` by 0.3 and divides `chunked_prefill_size` by the ranks (by 2 up to 0.4.3;
+# * Undone: DP attention multiplies `schedule_conservativeness` by 0.3 and divides `chunked_prefill_size` by the ranks
+# (by 2 up to 0.4.3;
 #   srt/server_args.py, srt/arg_groups/parallel_hook.py).
 #
 # Secrets are not among the arguments. Environment variables and wrappers are not known here.
@@ -592,13 +617,15 @@ def _flag_of_a_later_release(arg: str, value: object, release: str) -> Flag | No
 def command_line(
     release: str | None, args: Mapping[str, object], changes: Mapping[str, object]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str, str], ...], tuple[str, ...]] | None:
-    """Return the command line that starts the same server with `changes`, for a shell; None if the arguments are not known.
+    """Return the command line that starts the same server with `changes`, for a shell; None if the arguments are not
+    known.
 
-    It comes in pieces, the program and each flag with its values. Then what it changes: flag, value before (`not set` where SGLang chose one
-    and did not print it), value after. At last the flags of secrets, which are not read, so that it is not known whether they are set.
+    It comes in pieces, the program and each flag with its values. Then what it changes: flag, value before (`not set`
+    where SGLang chose one and did not print it), value after. At last the flags of secrets, which are not read, so that
+    it is not known whether they are set.
 
-    `args` are the printed arguments, none cut off. `changes` maps arguments to flag values as typed (numbers, words, switches). An argument
-    that the release renamed may have either name.
+    `args` are the printed arguments, none cut off. `changes` maps arguments to flag values as typed (numbers, words,
+    switches). An argument that the release renamed may have either name.
     """
     given = typed_args(release, args)
     if release is None or given is None:
@@ -620,7 +647,9 @@ def command_line(
 
 
 def typed_args(release: str | None, args: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the arguments that were typed to get the printed ones, by name, the model first; None if they are not known."""
+    """Return the arguments that were typed to get the printed ones, by name, the model first; None if they are not
+    known.
+    """
     if release is None or not isinstance(args.get("model_path"), str):
         return None
     given: dict[str, object] = {"model_path": args["model_path"]}
@@ -630,7 +659,8 @@ def typed_args(release: str | None, args: Mapping[str, object]) -> dict[str, obj
             given[arg] = value
     _undo_dp_attention(args, release, given)
     _undo_graph_config(args, given)
-    draft = "speculative_draft_model_quantization"  # `unquant` is printed as nothing; without it the draft is quantized as the model
+    # `unquant` is printed as nothing; without it the draft is quantized as the model
+    draft = "speculative_draft_model_quantization"
     drafts = args.get("quantization") and args.get("speculative_algorithm") and args.get(draft, "") is None
     if drafts and "unquant" in (choices_of(draft, release) or ()):
         given[draft] = "unquant"
@@ -760,7 +790,9 @@ def _renamed(changes: Mapping[str, object], args: Mapping[str, object], release:
 
 
 def _rename_graph_sizes(wanted: dict[str, object], args: Mapping[str, object], captured: object, release: str) -> None:
-    """Spell the sizes of decode graphs for a release; a list of the sizes that are `captured` must go for a largest one."""
+    """Spell the sizes of decode graphs for a release; a list of the sizes that are `captured` must go for a largest
+    one.
+    """
     for old, new in (("cuda_graph_max_bs", "cuda_graph_max_bs_decode"), ("cuda_graph_bs", "cuda_graph_bs_decode")):
         name, other = (new, old) if flag_of(new, release) is not None else (old, new)
         if other in wanted:

@@ -1,21 +1,28 @@
 """SGLang's `/metrics` as figures, in each release's own names. Pure; nothing here raises.
 
-Times are unix seconds; memory is in GB as SGLang prints it (1 GB = 2**30 bytes). `None` means that this release does not show the figure, never
-zero. `_SOURCES` and the tables after it have every figure that this program takes from `/metrics`: its family, the releases that have the family,
-and how the series of several processes become one figure. Nothing else in the program reads a metric of SGLang.
+Times are unix seconds; memory is in GB as SGLang prints it (1 GB = 2**30 bytes). `None` means that this release does
+not show the figure, never zero. `_SOURCES` and the tables after it have every figure that this program takes from
+`/metrics`: its family, the releases that have the family, and how the series of several processes become one figure.
+Nothing else in the program reads a metric of SGLang.
 
-What the tables take into account (SGLang 0.3.5 to 0.5.23, `srt/metrics/collector.py`, later `srt/observability/metrics_collector.py`):
+What the tables take into account (SGLang 0.3.5 to 0.5.23, `srt/metrics/collector.py`, later
+`srt/observability/metrics_collector.py`):
 
-* Every TP rank counts the same retraction and the same forward pass, and exposes the same constants; PP ranks repeat running, queued and
+* Every TP rank counts the same retraction and the same forward pass, and exposes the same constants; PP ranks repeat
+  running, queued and
   usage. Only DP ranks are different schedulers, so nothing is summed over ranks.
 * With priority scheduling `priority=""` is the total and the other values are its parts.
-* A child that was never incremented is absent. It is zero only where another family of the same release shows that it can be there.
-* `is_cuda_graph`, `utilization` and `num_paused_reqs` are declared and never computed, `num_retracted_reqs` is the last event of one
-  process (label `pid`), and the queues of disaggregated servers are declared but not written up to 0.4.10. None of them is read.
+* A child that was never incremented is absent. It is zero only where another family of the same release shows that it
+  can be there.
+* `is_cuda_graph`, `utilization` and `num_paused_reqs` are declared and never computed, `num_retracted_reqs` is the last
+  event of one
+  process (label `pid`), and the queues of disaggregated servers are declared but not written up to 0.4.10. None of them
+  is read.
 
 Of histograms:
 
-* A request is observed in one series, that of its own labels. So series are added, those of `priority` too: `priority=""` has the
+* A request is observed in one series, that of its own labels. So series are added, those of `priority` too:
+  `priority=""` has the
   requests without one, not the total as for gauges.
 * TP and PP ranks may each print the same request's `queue_time_seconds` (`--enable-metrics-for-all-schedulers`): of the
   processes of one DP rank the one with most observations is taken.
@@ -125,8 +132,8 @@ _SOURCES: tuple[Source, ...] = (
 # Of the whole server: written by the tokenizer process, or only compared with itself.
 _SERVER_SOURCES: tuple[Source, ...] = (
     Source("aborted_requests", "num_aborted_requests_total", "0.4.9.post6-0.5.23", zero_with=_COUNTS_ABORTS),
-    # Streamed or not: without streaming, the first tokens that the tokenizer gets. The prefill server of a disaggregated pair has
-    # none; there the requests that left the queue are counted instead.
+    # Streamed or not: without streaming, the first tokens that the tokenizer gets. The prefill server of a
+    # disaggregated pair has none; there the requests that left the queue are counted instead.
     Source("started_requests", _FIRST_TOKENS, "0.3.5.post2-0.5.23"),
     Source("finished_requests", "e2e_request_latency_seconds_count", "0.3.5.post2-0.5.23"),
     # Added when a request ends, as is the count of requests that ended.
@@ -194,8 +201,8 @@ _PROGRESS_SOURCES: tuple[Source, ...] = (
 
 # Histograms of the whole server, in seconds.
 _HISTOGRAM_SOURCES: tuple[Source, ...] = (
-    # Without streaming the tokenizer gets the first tokens after fifty (SGLANG_FORCE_STREAM_INTERVAL) or at the end, and nobody waits
-    # for them. The label came with 0.5.18; before, both are in one series.
+    # Without streaming the tokenizer gets the first tokens after fifty (SGLANG_FORCE_STREAM_INTERVAL) or at the end,
+    # and nobody waits for them. The label came with 0.5.18; before, both are in one series.
     Source("time_to_first_token", "time_to_first_token_seconds", "0.3.5.post2-0.5.23", where=("is_streaming", "true")),
     Source("inter_token", "inter_token_latency_seconds", "0.4.3.post4-0.5.23"),
     # The mean since the first token, observed with every output: smoother than the inter-token latency.
@@ -226,8 +233,10 @@ RANK_COUNTS = (
 )
 # The families that the boards read: what --lean-passthrough passes on.
 ON_BOARDS = frozenset({
-    "e2e_request_latency_seconds", "generation_tokens_histogram", "generation_tokens_total", "inter_token_latency_seconds",
-    "per_stage_req_latency_seconds", "prompt_tokens_histogram", "queue_time_seconds", "spec_accept_length", "spec_accept_rate",
+    "e2e_request_latency_seconds", "generation_tokens_histogram", "generation_tokens_total",
+    "inter_token_latency_seconds",
+    "per_stage_req_latency_seconds", "prompt_tokens_histogram", "queue_time_seconds", "spec_accept_length",
+    "spec_accept_rate",
     "time_per_output_token_seconds", "time_to_first_token_seconds",
 })  # fmt: skip
 # All counters; the last one has the name of a gauge.
@@ -247,14 +256,11 @@ def describe() -> list[tuple[str, str, str, str]]:
     ]
 
 
-# Names of every metric family that an SGLang release declares, without the prefix `sglang:`. Made from the collectors of fifteen released
-# wheels, 0.3.0 to 0.5.23 (`srt/metrics/*.py`, later `srt/observability/*.py`, and the names that `/v1/loads?format=prometheus` writes): the
-# name of each Counter, Gauge, Histogram, Summary and GaugeHistogram as declared and as exposed. A name that is neither here nor in the
-# tables is from a later release.
-
-
-FAMILIES = frozenset(
-    """
+# Names of every metric family that an SGLang release declares, without the prefix `sglang:`. Made from the collectors
+# of fifteen released wheels, 0.3.0 to 0.5.23 (`srt/metrics/*.py`, later `srt/observability/*.py`, and the names that
+# `/v1/loads?format=prometheus` writes): the name of each Counter, Gauge, Histogram, Summary and GaugeHistogram as
+# declared and as exposed. A name that is neither here nor in the tables is from a later release.
+_OTHER_FAMILIES = """
 avg_request_queue_latency backup_bandwidth backup_pgs backuped_tokens_total cache_config_info cache_hit_rate
 context_len decode_deferred_kv_release_seconds decode_deferred_kv_release_total decode_sum_seq_lens
 disagg_decode_prealloc_queue_reqs disagg_decode_retracted_queue_reqs disagg_decode_transfer_queue_reqs
@@ -270,15 +276,16 @@ encoder_requests_received_total encoder_requests_total encoder_transfer_seconds 
 engine_startup_time eplb_balancedness eplb_gpu_physical_count estimated_flops_per_gpu_total
 estimated_read_bytes_per_gpu_total estimated_write_bytes_per_gpu_total evicted_tokens_total eviction_duration_seconds
 failed_session_recoveries_total forward_execution_seconds_total func_latency_seconds fwd_occupancy
-generation_tokens_histogram get_loads_duration_seconds gpu_execution_seconds_total grammar_compilation_time_seconds grammar_ebnf_size
-grammar_schema_count grammar_tree_traversal_time_avg grammar_tree_traversal_time_max hicache_backup_bytes_total
-hicache_backup_dropped_tokens_total hicache_backup_duration_seconds hicache_backup_tokens_total
-hicache_dropped_tokens_total hicache_host_mamba_total_states hicache_host_mamba_used_states hicache_host_total_tokens
-hicache_host_used_tokens hicache_prefetch_aux_alloc_failed_tokens_total is_cuda_graph kv_available_tokens
-kv_evictable_tokens kv_transfer_alloc_ms kv_transfer_bootstrap_ms kv_transfer_latency_ms kv_transfer_speed_gb_s
-kv_transfer_total_mb kv_used_tokens load_back_bytes_total load_back_duration_seconds load_back_tokens_total
-lora_pool_slots_total lora_pool_slots_used lora_pool_utilization max_running_requests max_running_requests_under_SLO
-memory_graph_gb memory_kv_cache_gb memory_token_capacity memory_weight_gb num_aborted_requests num_active_tokens
+generation_tokens_histogram get_loads_duration_seconds gpu_execution_seconds_total grammar_compilation_time_seconds
+grammar_ebnf_size grammar_schema_count grammar_tree_traversal_time_avg grammar_tree_traversal_time_max
+hicache_backup_bytes_total hicache_backup_dropped_tokens_total hicache_backup_duration_seconds
+hicache_backup_tokens_total hicache_dropped_tokens_total hicache_host_mamba_total_states
+hicache_host_mamba_used_states hicache_host_total_tokens hicache_host_used_tokens
+hicache_prefetch_aux_alloc_failed_tokens_total is_cuda_graph kv_available_tokens kv_evictable_tokens
+kv_transfer_alloc_ms kv_transfer_bootstrap_ms kv_transfer_latency_ms kv_transfer_speed_gb_s kv_transfer_total_mb
+kv_used_tokens load_back_bytes_total load_back_duration_seconds load_back_tokens_total lora_pool_slots_total
+lora_pool_slots_used lora_pool_utilization max_running_requests max_running_requests_under_SLO memory_graph_gb
+memory_kv_cache_gb memory_token_capacity memory_weight_gb num_aborted_requests num_active_tokens
 num_bootstrap_failed_reqs num_bootstrap_failed_reqs_total num_decode_deferred_kv_release_reqs
 num_decode_host_receive_reqs_total num_grammar_aborted_total num_grammar_cache_hit_total num_grammar_timeout_total
 num_grammar_total num_pages num_paused_reqs num_prealloc_ready_tokens num_prefill_infight_queue_reqs
@@ -296,8 +303,8 @@ spec_verify_calls_total startup_cuda_graph_time_seconds startup_latency_breakdow
 storage_prefetch_deferred_tokens_total storage_prefetch_hit_tokens_total storage_prefetch_unfulfilled_tokens_total
 streaming_session_held_tokens timestamp total_prefill_busy_us total_prefill_uncached_tokens
 uncached_prompt_tokens_histogram utilization weight_load_duration_seconds
-""".split()  # noqa: SIM905 - a list of strings would take a line each
-).union(
+"""
+FAMILIES = frozenset(_OTHER_FAMILIES.split()).union(
     (source.metric for source in _HISTOGRAM_SOURCES),
     (name for name in _WANTED if not name.endswith(("_count", "_sum"))),  # samples of histograms
 )
@@ -318,7 +325,8 @@ _PROCESS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 class Histogram:
     """Cumulative counts of observations: `counts[i]` took `bounds[i]` seconds or less.
 
-    Bounds rise and end with +Inf; counts never fall. `seconds` is the sum of all observations, None where the page has none.
+    Bounds rise and end with +Inf; counts never fall. `seconds` is the sum of all observations, None where the page has
+    none.
     """
 
     bounds: tuple[float, ...]
@@ -336,7 +344,8 @@ class Histogram:
         return self.seconds / self.counts[-1] if self.seconds is not None and self.counts[-1] > 0 else None
 
     def above(self, seconds: float) -> float:
-        """Estimate how many took longer than `seconds`, by linear interpolation inside its bucket: the inverse of `histogram_quantile`.
+        """Estimate how many took longer than `seconds`, by linear interpolation inside its bucket: the inverse of
+        `histogram_quantile`.
 
         0 for more than the largest finite bound: how much longer an observation took is unknown.
         """
@@ -464,7 +473,8 @@ MOST_RANKS = 1024
 
 @dataclass(slots=True)
 class RankFigures:
-    """The figures of one scheduler in one answer: a scrape, `/server_info` or `/v1/loads` (one DP rank, or the whole server without DP).
+    """The figures of one scheduler in one answer: a scrape, `/server_info` or `/v1/loads` (one DP rank, or the whole
+    server without DP).
 
     Counters are the server's own cumulative values. Repetitions by TP and PP ranks are already removed.
     """
@@ -528,7 +538,8 @@ class Scrape:
     failed_transfers: float | None = None
     pauses: float | None = None  # POSTs to /pause_generation, cumulative
     resumptions: float | None = None  # POSTs to /continue_generation, cumulative
-    # Cumulative, of the whole server. Time to first token is that of streamed requests where the release separates them.
+    # Cumulative, of the whole server. Time to first token is that of streamed requests where the release separates
+    # them.
     time_to_first_token: Histogram | None = None
     inter_token: Histogram | None = None
     request_latency: Histogram | None = None
@@ -700,7 +711,9 @@ def _sum_of(numbers: Sequence[int], absent: float | None = None) -> Callable[[Se
 
 
 def _processes(source: Source, samples: _Samples) -> dict[_Process, list[int]]:
-    """Return what adds up to the figure of every process: the total where it is split by priority, the sum of `parts`."""
+    """Return what adds up to the figure of every process: the total where it is split by
+    priority, the sum of `parts`.
+    """
     totals: dict[_Process, list[int]] = {}
     split: dict[_Process, list[int]] = {}
     for raw, number in samples:
@@ -762,8 +775,8 @@ _MOST_CHARACTERS = 8 << 20
 class PageReader:
     """Reads the pages of one server; not thread-safe.
 
-    Until a new series comes only the values of a page change, so it keeps the structure of the last page: to compare the rest takes a small part
-    of the time of parsing it.
+    Until a new series comes only the values of a page change, so it keeps the structure of the last page: to compare
+    the rest takes a small part of the time of parsing it.
     """
 
     def __init__(self, *, passthrough: bool = True, only: frozenset[str] | None = None) -> None:
@@ -780,7 +793,9 @@ class PageReader:
         self._refused = 0
 
     def read(self, text: str) -> tuple[Scrape, str, dict[str, int]]:
-        """Return the figures of a page; itself, safe to append to ours (empty without pass-through); and how many lines were dropped of it, by why."""
+        """Return the figures of a page; itself, safe to append to ours (empty without pass-through); and how many lines
+        were dropped of it, by why.
+        """
         text, lines, dropped = exposition.bounded(text)
         if self._figures is not None and self._goes_on(lines):
             native = text if self._native is None else "".join([lines[place] + "\n" for place in self._native])
@@ -795,7 +810,9 @@ class PageReader:
         return scrape, native, dropped | {"refused_metric_lines": self._refused}
 
     def _goes_on(self, lines: list[str]) -> bool:
-        """Take the lines of the next page; False, and the structure is of no use any more, where more than figures changed."""
+        """Take the lines of the next page; False, and the structure is of no use any more, where more than figures
+        changed.
+        """
         if len(lines) != len(self._lines):
             return False
         changed = [number for number, (line, last) in enumerate(zip(lines, self._lines, strict=True)) if line != last]

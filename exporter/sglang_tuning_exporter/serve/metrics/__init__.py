@@ -396,7 +396,9 @@ def _batches(ranks: Ranks[Scheduler], lives: Ranks[sums.Totals], recent: sums.To
 
 
 def _known(life: sums.Totals, *names: str) -> list[tuple[str, float]]:
-    """Return these counts of a scheduler by the first word of their names: all of them, once one of them was counted."""
+    """Return these counts of a scheduler by the first word of their names: all of them,
+    once one of them was counted.
+    """
     return [(name.partition("_")[0], life.get(name, 0.0)) for name in names] if life.keys() & set(names) else []
 
 
