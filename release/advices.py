@@ -41,6 +41,7 @@ ABOUT = (
 
 # The server, its start and what it runs; not its benchmarks, its client language and the server of diffusion models.
 _PATHS = re.compile(r"sglang/(?:srt|cli|jit_kernel|kernels)/|sglang/(?:launch_server|utils|profiler)\.py")
+_KERNELS = re.compile(r"sglang/(?:jit_kernel|kernels)/")
 _NOT_SERVING = re.compile(r"/tests?/|/test_|benchmark|/bench_|/debug_utils/|/testing/")
 _LEVELS = {
     "info": "info", "warning": "warning", "warn": "warning", "error": "error", "exception": "error",
@@ -604,8 +605,8 @@ class Wheel(NamedTuple):
     variables: frozenset[str]
 
 
-def wheel_of(path: Path) -> Wheel:
-    """Read one release."""
+def wheel_of(path: Path, *, every_text: bool = False) -> Wheel:
+    """Read one release: its files that name flags, or every file but kernels."""
     sources: dict[str, str] = {}
     with zipfile.ZipFile(path) as wheel:
         for name in sorted(wheel.namelist()):
@@ -618,7 +619,7 @@ def wheel_of(path: Path) -> Wheel:
     texts = [
         text
         for name, source in sources.items()
-        if _SAYS_SOMETHING.search(source)
+        if (_SAYS_SOMETHING.search(source) if not every_text else not _KERNELS.match(name))
         for text in texts_of(ast.parse(source), name.removeprefix("sglang/"), constants)
     ]
     return Wheel(

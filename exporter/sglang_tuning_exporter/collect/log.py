@@ -20,7 +20,7 @@ from sglang_tuning_exporter.collect._state_file import StateFile
 from sglang_tuning_exporter.collect.follower import NO_ANSWER, Block, FileStatus, LogFollower
 from sglang_tuning_exporter.config import Config, files
 from sglang_tuning_exporter.core import inputs, lines
-from sglang_tuning_exporter.core.events import Event, is_count
+from sglang_tuning_exporter.core.events import Event, is_count, public
 from sglang_tuning_exporter.core.watch import READ_SECONDS, UNKNOWN_AGE, Watch
 from sglang_tuning_exporter.sglang import flags
 from sglang_tuning_exporter.sglang.clean import clean
@@ -273,7 +273,7 @@ class Logbook:
         """Let the watch take events, under the lock: those of a log that existed at the start at their own times,
         others as they come.
         """
-        for event in events:
+        for event in map(public, events):
             if event.kind == "words":  # where in the file it stands is not known
                 event.file = path
                 del event.figures["line"]
@@ -301,7 +301,7 @@ class Logbook:
         if path not in self._offsets:
             self._offsets[path] = offset_of(path)
         offset, now = self._offsets[path], self._clock()
-        found = list(events)
+        found = [*map(public, events)]
         for event in found:
             event.time = now if event.time is None or offset is None else min(event.time + offset, now)
         return found

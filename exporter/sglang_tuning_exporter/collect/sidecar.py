@@ -94,6 +94,7 @@ class Sidecar:
         self._was_away = False
         self._checked_at = -inf  # our last health check
         self._judged_at = -inf
+        self.end_words = set[str]()  # that were a label of `end_info`
         self._log_read_at = -inf  # when a file of the log was last readable
         self._self_scrape_seconds = self_scrape_seconds
         self._scraped_at = -inf

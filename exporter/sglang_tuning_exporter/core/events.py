@@ -3,8 +3,8 @@ which line explains it, of which class it is, and what follows.
 
 Times are unix seconds as printed; memory is in GB as SGLang prints it (1 GB = 2**30 bytes); usages are 0 to 1. A figure
 that the line does not have is absent, never zero. A class of ends comes from the structure of an end (the exception,
-the frames below it, the signal), never from one known log. What is quoted is cut, without secrets and without words of
-a request.
+the frames below it, the signal), never from one known log. What is quoted is cut, without secrets and without long
+words of a request; `public` leaves SGLang's own words alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sglang_tuning_exporter.sglang import clean
+from sglang_tuning_exporter.sglang import clean, messages
 from sglang_tuning_exporter.sglang.metrics import MOST_RANKS
 
 LONGEST_TEXT, LONGEST_WORDS = 2000, 200
@@ -113,6 +113,11 @@ class Event:
         if len(self.text) <= LONGEST_WORDS or remedy is None or remedy.end() <= LONGEST_WORDS:
             return shortened(self.text)
         return f"{shortened(self.text, LONGEST_WORDS // 3)} {shortened(remedy[0], 2 * LONGEST_WORDS // 3)}"
+
+    @property
+    def spoken(self) -> str:
+        """Its text as a label: an exception whose words are not known has the place that raised it."""
+        return f"{self.short}, raised at {self.place}" if self.place and ": " not in self.text else self.short
 
     @property
     def is_sure(self) -> bool:
@@ -545,6 +550,19 @@ def quoted(text: str, longest: int = LONGEST_TEXT) -> str:
     return shortened(text, longest)
 
 
+def public(event: Event) -> Event:
+    """Return an event with texts that everybody may read: SGLang's own words and figures. `serve` takes no other ones.
+
+    A place that may be text of others is none, and so are the lines before it.
+    """
+    event.text, event.before = messages.quoted(event.text, marked=event.marked), ()
+    event.place = "" if event.marked or _PLACE.fullmatch(event.place) is None else event.place
+    return event
+
+
+_PLACE = re.compile(r"(?:srt|sglang)/[\w./-]{1,150}:\d{1,9} in [\w.<>]{1,80}")
+
+
 # Before the words of an exception of C++, or of a line of PyTorch's.
 _WHAT = re.compile(r"^(?:- |what\(\): +|\[rank\d{1,5}\]:\[[EF][^\]\n]{1,120}\] )+")
 
@@ -698,32 +716,28 @@ _TEXTS = {"word": 200, "text": 4 * LONGEST_TEXT, "place": 200, "file": 400}  # a
 def to_json(event: Event) -> dict[str, object]:
     """Return an event as plain JSON, without arguments and sizes: a start is not saved."""
     kept = {name: getattr(event, name) for name in ("time", "figures", "marked", *_TEXTS)}
-    kept["before"] = list(event.before)
     return {"kind": event.kind, "rank": list(event.rank), **{name: value for name, value in kept.items() if value}}
 
 
 def from_json(saved: object) -> Event | None:
-    """Return the event that `to_json` returned, its texts quoted anew; None where it cannot be one."""
+    """Return the event that `to_json` returned, its texts as `public` has them; None where it cannot be one."""
     match saved:
         case {"kind": str() as kind, "rank": [dp, tp, pp], **rest} if kind and all(map(_is_rank, (dp, tp, pp))):
             figures: Any = rest.get("figures", {})
             time: Any = rest.get("time")
-            before: Any = rest.get("before", [])
             texts: dict[str, Any] = {name: rest.get(name, "") for name in _TEXTS}
             if (
                 isinstance(figures, dict)
                 and all(map(is_count, figures.values()))
                 and (time is None or is_count(time))
-                and isinstance(before, list)
-                and all(isinstance(text, str) for text in (*texts.values(), *before))
+                and all(isinstance(text, str) for text in texts.values())
                 and (kind != "words" or texts["word"] in ENDINGS)
             ):
                 event = Event(kind, time, Rank(dp, tp, pp), {str(name): float(figures[name]) for name in figures})
-                event.marked, event.before = rest.get("marked") is True, tuple(map(quoted, before[:10]))
+                event.marked = rest.get("marked") is True
                 for name, most in _TEXTS.items():
                     setattr(event, name, texts[name][:most])
-                event.text = quoted(event.text)
-                return event
+                return public(event)
     return None
 
 

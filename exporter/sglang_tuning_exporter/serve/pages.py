@@ -119,11 +119,14 @@ def remark(verdict: str, view: View) -> str:
     )
 
 
-def sources(sidecar: Sidecar) -> Iterator[tuple[str, str, str, str]]:
-    """Give the metrics and each log: its name, its health, its trouble, and the first line that cannot be read."""
+_UNKNOWN_FORMAT = "SGLang's words are in an unknown format; the exporter's own log has the first line"
+
+
+def sources(sidecar: Sidecar) -> Iterator[tuple[str, str, str]]:
+    """Give the metrics and each log: its name, its health and its trouble."""
     yield _metrics_source(sidecar)
     if sidecar.log is None:
-        yield "log", "not configured (--log-file)", "", ""
+        yield "log", "not configured (--log-file)", ""
         return
     has_batches = any(rank.logged_at > -inf for rank in sidecar.watch.server.schedulers.values())
     following = "following" if has_batches else f"following; {_LEVEL_HINT}"
@@ -131,12 +134,13 @@ def sources(sidecar: Sidecar) -> Iterator[tuple[str, str, str, str]]:
         troubles = [
             "" if file.up else file.words,
             f"{file.lost} of its rotated files gone unread" if file.lost else "",
-            "no line can be read: SGLang's words are in an unknown format" if file.unread else "",
+            # The line itself may have a client's words.
+            f"no line can be read: {_UNKNOWN_FORMAT}" if file.unread else "",
         ]
-        yield file.path, following if file.up else "", "; ".join(filter(None, troubles)), file.unread
+        yield file.path, following if file.up else "", "; ".join(filter(None, troubles))
 
 
-def _metrics_source(sidecar: Sidecar) -> tuple[str, str, str, str]:
+def _metrics_source(sidecar: Sidecar) -> tuple[str, str, str]:
     config, watch = sidecar.config, sidecar.watch
     health, trouble = f"scraped in {1000 * (sidecar.scrape_seconds or 0):.0f} ms", ""
     if config.sglang_url is None:
@@ -145,7 +149,7 @@ def _metrics_source(sidecar: Sidecar) -> tuple[str, str, str, str]:
         health, trouble = "", watch.failure.message
     elif watch.is_up is None:
         health = "not scraped yet"
-    return config.metrics_url or "metrics", health, trouble, ""
+    return config.metrics_url or "metrics", health, trouble
 
 
 def count(figure: float | None) -> str:

@@ -14,7 +14,7 @@ from sglang_tuning_exporter.config import profiles, resolve
 from sglang_tuning_exporter.core import alerts, lines, sums
 from sglang_tuning_exporter.core import server as servers
 from sglang_tuning_exporter.core.diagnoses import BY_ID
-from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES
+from sglang_tuning_exporter.core.events import ENDINGS, OUT_OF_MEMORY_PHASES
 from sglang_tuning_exporter.core.progress import STAGES
 from sglang_tuning_exporter.core.scheduler import Scheduler
 from sglang_tuning_exporter.serve.metrics.families import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sglang_tuning_exporter.collect.log import Logbook
 
 __all__ = ["collect", "reference_sections", "serving"]
+MOST_END_WORDS = 50  # different ones of one process: each is a series in Prometheus
 
 
 def sections(sidecar: Sidecar, now: float) -> dict[str, list[Family]]:
@@ -506,9 +507,19 @@ def findings(sidecar: Sidecar, now: float) -> Iterable[Family]:
     stage = gauge("stuck_stage", "1 for the stage that hangs: requests wait for it, and it makes no progress.", "stage")
     yield stage.with_samples((each, float(stuck is not None and each == stuck.stage)) for each in STAGES)
     doc = (
-        "Why the server ended: the class of the line of its log that explains it, and its words, without secrets."
-        " Absent while the server may run."
+        "Why the server ended: the class of the line of its log that explains it, and SGLang's own words of it: no"
+        " secrets, no words of a request. Absent while the server may run."
     )
-    end, line = gauge("end_info", doc, "class", "words"), watch.server.end_explanation
-    words = ("unknown", watch.server.ended) if line is None else (line.word, line.short)
-    yield end.with_samples([(*map(shortened, words), 1.0)] if watch.server.ended else [])
+    end = gauge("end_info", doc, "class", "words")
+    yield end.with_samples([(*_end(sidecar), 1.0)] if watch.server.ended else [])
+
+
+def _end(sidecar: Sidecar) -> tuple[str, str]:
+    """Return class and words of the last end; after `MOST_END_WORDS` different ones only the words of its class."""
+    line, told = sidecar.watch.server.end_explanation, sidecar.end_words
+    kind, words = ("unknown", sidecar.watch.server.ended) if line is None else (line.word, line.spoken)
+    words = shortened(words)
+    if words not in told and len(told) >= MOST_END_WORDS:
+        return kind, ENDINGS[kind].what
+    told.add(words)
+    return kind, words
