@@ -113,3 +113,54 @@ def test_the_example_has_grouping_and_inhibition_of_the_generated_configuration(
     generated = yaml.safe_load((ROOT / "alerts" / "alertmanager.yml").read_text())
     assert DOCUMENT["inhibit_rules"] == generated["inhibit_rules"]
     assert DOCUMENT["route"]["group_by"] == generated["route"]["group_by"]
+
+
+HOSTILE = "<!channel> <http://evil.example/login|Open Grafana> & <script>alert(1)</script>"
+
+
+def hostile() -> dict[str, Any]:
+    """Give an alert whose annotations and labels are text of others."""
+    words = dict.fromkeys(("title", "summary", "past", "description"), f"zq {HOSTILE}\r\nBcc: all@example.com")
+    links = {"runbook_url": "http://gpu/a?b=1&c=2|<!channel>", "dashboard_url": "javascript:alert(1)"}
+    found = alert(
+        "SGLangQueueTooLong", "evil:1", {**words, **links, "advice": f"--max-running-requests 4 → 5: {HOSTILE}"}
+    )
+    found["labels"] |= {"instance": f"evil{HOSTILE}:1", "server": HOSTILE}
+    return found
+
+
+def of_evil(sinks: Sinks, name: str, text: Any) -> Any:
+    """Give the message of a receiver that is about the hostile alert."""
+    sinks.manager.send(hostile())
+    wait_for(lambda: any("zq" in text(each) for each in sinks.received[name]), 20)
+    return next(each for each in sinks.received[name] if "zq" in text(each))
+
+
+def test_slack_gets_no_markup_but_the_templates_own_links(sinks: Sinks) -> None:
+    [attachment] = of_evil(sinks, "slack", lambda each: each["attachments"][0]["text"])["attachments"]
+    for part in ("title", "fallback"):
+        assert not {"<", ">"} & {*attachment[part]}, attachment[part]
+        assert "&lt;!channel&gt;" in attachment[part]
+    links = ("<http://gpu/a?b=1&amp;c=2%7C%3C!channel%3E|Runbook>", "<javascript:alert(1)|Dashboard>")
+    text = attachment["text"]
+    assert "&lt;http://evil.example/login|Open Grafana&gt; &amp; &lt;script&gt;" in text
+    for link in links:
+        text = text.replace(link, "")
+    assert not {"<", ">"} & {*text}, text
+
+
+def test_mail_has_no_header_and_no_markup_of_others(sinks: Sinks) -> None:
+    mail = of_evil(sinks, "email", lambda each: str(each["Subject"]))
+    assert mail["Bcc"] is None
+    html = mail.get_body(("html",)).get_content()
+    assert "<script>" not in html
+    assert "javascript:" not in html
+    assert "&lt;!channel&gt; &lt;http://evil.example/login|Open Grafana&gt;" in html
+    assert HOSTILE in mail.get_body(("plain",)).get_content()  # which has no markup
+
+
+def test_pagerduty_gets_plain_text_of_its_length(sinks: Sinks) -> None:
+    event = of_evil(sinks, "pagerduty", lambda each: each["payload"]["summary"])
+    assert "<!channel>" in event["payload"]["summary"]  # PagerDuty shows text as it is
+    assert len(event["payload"]["summary"]) <= 1024
+    assert event["payload"]["severity"] == "warning"
