@@ -227,6 +227,11 @@ MISPLACED = (
 )
 
 
+def test_a_time_without_digits_is_refused(certified: Certificates) -> None:
+    with pytest.raises(UsageError, match="give a time such as 1s"):
+        ActiveConfig(certified.write('rate_limit: {interval: "a.s", burst: 1}', "time.yml"))
+
+
 @pytest.mark.parametrize("text", MISPLACED)
 def test_a_hash_or_a_key_in_a_wrong_place_is_not_repeated(text: str, certified: Certificates) -> None:
     pem = (certified.directory / "server.key").read_text()

@@ -117,9 +117,9 @@ def _switch(value: Any) -> bool:
 
 
 def _duration(value: Any) -> float:
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(_word(value)))
-    if not _DURATION.fullmatch(value):
+    if not _DURATION.fullmatch(_word(value)):
         raise values.UsageError("give a time such as 1s or 250ms")
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
     if seconds >= _LONGEST_SECONDS:
         raise values.UsageError("too long; give a time such as 1s or 250ms")
     return seconds
