@@ -32,6 +32,30 @@ def test_a_wrong_flag_is_one_line_with_key_value_and_remedy(arguments: list[str]
 
 
 @pytest.mark.parametrize(
+    "flag", ["--api-key", "--admin-api-key", "--ssl-keyfile-password", "--nonsense", "--api-key-file", ""]
+)
+def test_no_error_repeats_a_value_that_may_be_a_key(flag: str) -> None:
+    for key in ("sk-hunter2secret", "hunter2"):
+        for arguments in ([flag, key], [f"{flag}={key}"] if flag else [key, key]):
+            assert "hunter2" not in complaint("serve", *filter(None, arguments))
+    assert "hunter2" not in complaint("sk-hunter2secret")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--api-key", "k"], "--api-key is SGLang's own flag: put the key into a file and give --api-key-file FILE"),
+        (["--tp-size", "4"], "--tp-size is SGLang's own flag: give it to the server, not here"),
+        (["--api-key-file", "/absent/key"], "--api-key-file=/absent/key: give a file"),
+        (["--log", "x"], "unrecognized arguments: --log; see"),
+        (["server.log", "--log-file", "x"], "1 word belongs to no flag; see sglang-tuning-exporter serve --help"),
+    ],
+)
+def test_sglangs_own_and_shortened_flags_are_answered_by_name(arguments: list[str], said: str) -> None:
+    assert said in complaint("serve", *arguments)
+
+
+@pytest.mark.parametrize(
     ("arguments", "variables", "said"),
     [
         (["report", "--profile", "fast"], {}, "--profile=fast: give one of online, offline"),

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_tuning_exporter.sglang.flags import parse_server_args
+from sglang_tuning_exporter.sglang.clean import redacted
+from sglang_tuning_exporter.sglang.flags import is_word, parse_server_args
 from sglang_tuning_exporter.sglang.metrics import RankFigures
 from sglang_tuning_exporter.sglang.server_info import parse_loads, parse_server_info
 
@@ -97,6 +98,49 @@ def test_a_secret_inside_another_value_is_redacted(value: str) -> None:
     assert args == {"extra": "<redacted>", "port": 1}
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=abc123+/==;EndpointSuffix=core.windows.net",
+        "https://hooks.slack.com/services/T00/B00/XXXX",
+        "x-honeycomb-team=abcdef123456",
+        "x-honeycomb-team: abcdef123456",
+        "session=abcdef; path=/",
+        '{"connection": "abcdef123456"}',
+        '{"headers": {"x-acme-team": "abcdef123456"}}',
+    ],
+)
+def test_what_stands_inside_a_value_is_shown_only_if_it_is_known(value: str) -> None:
+    assert parsed(f"server_args={{'extra': {value!r}, 'port': 1}}") == {"extra": "<redacted>", "port": 1}
+    assert parsed(f"server_args={{'extra': [{value!r}]}}") == {"extra": ["<redacted>"]}
+    inside = parse_server_info(
+        json.dumps({"version": "1", "kv_events_config": {"a": {"b": value}}, "internal_states": []})
+    )
+    assert inside is not None
+    assert inside.args == {"kv_events_config": {"a": {"b": "<redacted>"}}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "meta-llama/Llama-3.1-8B",
+        "/models/Llama-3.1-8B",
+        "s3://bucket/models/llama",
+        "tcp://*:5557",
+        "http://collector:4317",
+        "10.0.0.1:5000",
+        "adapter=/loras/a",
+        '{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}',
+        '{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv-events"}',
+        {"decode": {"backend": "full", "max_bs": 32, "bs": [1, 2]}},
+        [1, 2, 4],
+        ["a", "b"],
+    ],
+)
+def test_figures_paths_addresses_and_values_of_flags_are_shown(value: object) -> None:
+    assert parsed(f"server_args={{'extra': {value!r}}}") == {"extra": value}
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text("abc '\"\\,=:(){}[]<>\n", max_size=12),
     lambda inner: (
@@ -108,7 +152,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["tp_size", "port", "model", "extra", "bs"]), VALUES, min_size=1))
 def test_any_printed_dict_is_read_as_python_reads_it(args: dict[str, object]) -> None:
-    assert parsed(f"server_args={args!r}") == args
+    assert parsed(f"server_args={args!r}") == redacted(args, is_word)
 
 
 # Server info

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from sglang_tuning_exporter import __version__, config
-from sglang_tuning_exporter.sglang.clean import clean
+from sglang_tuning_exporter.sglang.clean import clean, is_secret, without_secrets
 
 PROGRAM = "sglang-tuning-exporter"
 _Run: TypeAlias = "Callable[..., int]"
@@ -26,13 +26,32 @@ _COMMANDS: list[tuple[_Run, str, str | None, tuple[_Flag, ...]]] = []
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line that names the nearest known word."""
 
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given, allow_abbrev=False)  # `--api-key KEY`, SGLang's, is not `--api-key-file`
+
     def error(self, message: str) -> NoReturn:
         mistyped = re.search(r"(?:unrecognized arguments: |invalid choice: ')([^\s'=]+)", message)
         near = config.values.suggestion(mistyped[1], known_words(self)) if mistyped else ""
-        raise config.values.UsageError(f"{message}{near}; see {self.prog} --help")
+        raise config.values.UsageError(f"{without_secrets(message)}{near}; see {self.prog} --help")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Raise the error about unknown arguments: their names, and no value, which may be a secret."""
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        if flags[:1] == ["--api-key"]:
+            remedy = "put the key into a file and give --api-key-file FILE, or set SGLANG_TUNING_API_KEY"
+            raise config.values.UsageError(f"--api-key is SGLang's own flag: {remedy}")
+        if not flags:
+            words = "1 word belongs" if len(unknown) == 1 else f"{len(unknown)} words belong"
+            self.error(f"{words} to no flag")
+        from sglang_tuning_exporter.sglang.flags import argument_names
+
+        name = flags[0].removeprefix("--").replace("-", "_")
+        if is_secret(name) or name in argument_names():
+            raise config.values.UsageError(f"{flags[0]} is SGLang's own flag: give it to the server, not here")
+        self.error(f"unrecognized arguments: {' '.join(flags)}")
 
 
-def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, _Parser]:
     """Return the parsers of a parser's commands by name."""
     kind = argparse._SubParsersAction  # noqa: SLF001 - argparse lists the commands nowhere else
     actions = (action for action in parser._actions if isinstance(action, kind))  # noqa: SLF001 - the same
@@ -68,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
     given = vars(arguments)
     command = given.pop("command")
     if unknown:  # the error names the command that they were given to
-        commands_of(parser)[command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        commands_of(parser)[command].refuse(unknown)
     status: int = given.pop("run")(**given)
     return status
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from sglang_tuning_exporter.config.profiles import THRESHOLDS, threshold_problem
+from sglang_tuning_exporter.sglang.clean import is_secret, without_secrets
 
 DEFAULT_PORT = 9741
 LONGEST_WAIT, MOST_OF_REASON, MOST_LISTED = 86400.0, 200, 20
@@ -32,7 +33,8 @@ class UsageError(Exception):
 
     def under(self, key: str, value: Any) -> UsageError:
         """Add the key of a value, before the keys inside that value."""
-        self.shown = f"={value}" if self.shown is None else self.shown
+        is_key = is_secret(key) and "/" not in str(value)  # the key itself, given in place of its file
+        self.shown = f"={'…' if is_key else without_secrets(str(value))}" if self.shown is None else self.shown
         self.place = (key, *self.place)
         return self
 

@@ -9,8 +9,9 @@ as well as by name.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar, cast
@@ -142,17 +143,60 @@ def holds_secret(text: str) -> bool:
     return _SECRET_NAME.search(text) is not None or without_secrets(text) != text
 
 
-def redacted(value: Any, depth: int = 0) -> Any:
-    """Return arguments without those that are secrets by their name; a value that may
-    contain one becomes `<redacted>`.
+def redacted(value: Any, is_word: Callable[[str], bool] = lambda _: False, depth: int = 0) -> Any:
+    """Return arguments without those that are secrets by their name; a value that may contain one becomes `<redacted>`.
+
+    What stands inside a value is shown by an allow-list: figures, paths, addresses without a path, and known words.
     """
-    if isinstance(value, dict) and depth <= _DEPTH:
-        return {str(key): redacted(inner, depth + 1) for key, inner in value.items() if not is_secret(str(key))}
-    # In a list such as ["--api-key", "…"] only the neighbour shows which item is the secret.
-    texts = value if isinstance(value, list) else [value]
-    if depth > _DEPTH or holds_secret(" ".join(text for text in texts if isinstance(text, str))):
+    if depth > _DEPTH:
         return REDACTED
-    return [redacted(inner, depth + 1) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, dict):
+        kept = {str(key): inner for key, inner in value.items() if not is_secret(str(key))}
+        return {key: _inside(inner, is_word, depth) for key, inner in kept.items()}
+    if isinstance(value, list):
+        # In a list such as ["--api-key", "…"] only the neighbour shows which item is the secret.
+        words = " ".join(item for item in value if isinstance(item, str))
+        return REDACTED if holds_secret(words) else [redacted(inner, is_word, depth + 1) for inner in value]
+    is_hidden = isinstance(value, str) and (holds_secret(value) or not _is_plain(value, is_word))
+    return REDACTED if is_hidden else value
+
+
+def _inside(value: Any, is_word: Callable[[str], bool], depth: int) -> Any:
+    """Return a value of a mapping: an argument's own, or one inside of it, of which only known words are shown."""
+    if depth and isinstance(value, str):
+        return value if _is_shown(value, is_word) else REDACTED
+    if depth and isinstance(value, list):
+        return [_inside(inner, is_word, depth + 1) for inner in value] if depth <= _DEPTH else REDACTED
+    return redacted(value, is_word, depth + 1)
+
+
+def _is_plain(text: str, is_word: Callable[[str], bool]) -> bool:
+    """Whether a text has nothing inside of it, or only what may be shown: no pair, document or address with a path."""
+    if text.lstrip()[:1] in {"{", "["}:
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        return bool(_inside(document, is_word, 1) == document)
+    if "://" in text:
+        return _ADDRESS.fullmatch(text) is not None
+    pairs = _PAIR.findall(text)
+    return all(_is_shown(value, is_word) for value in pairs)
+
+
+def _is_shown(text: str, is_word: Callable[[str], bool]) -> bool:
+    return not text or is_word(text) or any(form.fullmatch(text) for form in (_NUMBER, _PATH, _ADDRESS))
+
+
+# Values of pairs: `AccountKey=…;`, `x-team=…`, `Cookie: …`.
+_PAIR = re.compile(r"[\w-](?:=|: +)([^;,&\s]*)")
+_NUMBER = re.compile(r"[-+]?\d{1,12}(?:\.\d{1,12})?(?:e[-+]?\d{1,3})?[kKMGT]?i?B?|True|False|None|true|false|null")
+_PATH = re.compile(r"(?:\.{1,2}|~)?(?:/[\w.-]{1,60}){1,20}/?")
+# Without a path, which may be the secret of a hook; stores of models have one.
+_ADDRESS = re.compile(
+    r"[a-z][a-z0-9+.-]{1,15}://[\w.*\[\]:-]{1,200}/?|(?:s3|gs|hf|oci|az|file)://[\w./-]{1,400}",
+    re.IGNORECASE | re.ASCII,
+)
 
 
 def without_requests(text: str) -> str:

@@ -338,7 +338,7 @@ def parse_server_args(text: str) -> tuple[dict[str, object], bool] | None:
         name = named[1] or named[2]
         if is_argument(name):
             found[name] = _value_of_text(named[3].strip())
-    args = redacted(found)
+    args = redacted(found, is_word)
     return (args, is_cut) if args else None
 
 
@@ -414,6 +414,22 @@ def choices_of(arg: str, release: str) -> list[object] | None:
     """Return the values that a release's parser accepts for a flag; None where it accepts any."""
     row = _row("choices.json", arg, release)
     return None if row is None else row[0]
+
+
+# Values inside of JSON arguments: of rope_scaling and of KV events.
+_WORDS = frozenset({"yarn", "linear", "dynamic", "llama3", "longrope", "default", "zmq", "kv-events"})
+
+
+@lru_cache(maxsize=1)
+def words() -> frozenset[str]:
+    """Return the values that flags of any release take."""
+    spans = _spans("choices.json").values()
+    return _WORDS.union(str(value) for rows in spans for _, [values] in rows for value in values)
+
+
+def is_word(text: str) -> bool:
+    """Whether a text is a value that a flag takes."""
+    return text in words()
 
 
 def have_effect(release: str, changes: _Settings, values: _Settings) -> bool:

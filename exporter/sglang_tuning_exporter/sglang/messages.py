@@ -159,11 +159,11 @@ def _types() -> frozenset[str]:
 @lru_cache(maxsize=1)
 def _values() -> frozenset[str]:
     """The flags of all releases, their names and the words that they take."""
-    found = set(_read("libraries.json")["values"])
+    found = flags.words().union(_read("libraries.json")["values"])
     for arg, release in product(flags.argument_names(), flags.releases()):
         if (flag := flags.flag_of(arg, release)) is not None:
-            found |= {arg, flag.flag, *map(str, flags.choices_of(arg, release) or ())}
-    return frozenset(found)
+            found |= {arg, flag.flag}
+    return found
 
 
 @lru_cache(maxsize=1)

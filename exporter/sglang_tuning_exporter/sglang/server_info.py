@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_tuning_exporter.sglang.clean import redacted
-from sglang_tuning_exporter.sglang.flags import is_argument
+from sglang_tuning_exporter.sglang.flags import is_argument, is_word
 from sglang_tuning_exporter.sglang.metrics import MOST, RankFigures
 
 _LIMIT = "effective_max_running_requests_per_dp"
@@ -50,7 +50,7 @@ def parse_server_info(text: str | bytes) -> ServerInfo | None:
     return ServerInfo(
         version=version if isinstance(version, str) and version else None,
         args=redacted(
-            {key: value for key, value in document.items() if key not in _NOT_ARGUMENTS and is_argument(key)}
+            {key: value for key, value in document.items() if key not in _NOT_ARGUMENTS and is_argument(key)}, is_word
         ),
         ranks=[_rank(state) for state in found],
         graph_batch_sizes=max(map(_graph_sizes, found), key=len, default=()),
