@@ -121,7 +121,7 @@ def read_or_last(path: Path) -> bytes:
     return _last[path][1]
 
 
-def check_kind(found: os.stat_result) -> None:
+def _check_kind(found: os.stat_result) -> None:
     """Raise `OSError` for what is not a regular file."""
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -137,7 +137,7 @@ def opened(
     directory: int | None = None,
     *,
     follow: bool = True,
-    check: Callable[[os.stat_result], None] = check_kind,
+    check: Callable[[os.stat_result], None] = _check_kind,
 ) -> Iterator[IO[bytes]]:
     """Open a file for reading that passes the `check`, by default of a regular one.
 

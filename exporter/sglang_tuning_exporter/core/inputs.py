@@ -117,7 +117,7 @@ def _gathered(chunks: Iterator[bytes]) -> bytes:
     return bytes(text)
 
 
-def unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _unfolded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Give the text of a file in UTF-8, one record on each line. Raise `ValueError` where it has no lines of text."""
     first = next(filter(None, chunks), b"")
     if reason := _no_lines(first):
@@ -167,7 +167,7 @@ def _records(text: bytes) -> list[bytes]:
     ]
 
 
-def oldest_first(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _oldest_first(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Give the lines of a text, the oldest first. Raise `ValueError` where the text is too large to be reversed."""
     first = next(chunks, b"")
     chunks, lines = chain([first], chunks), first[:_LOOKED_AT].split(b"\n")
@@ -245,7 +245,7 @@ class Source:
         """Give the text in chunks of whole lines, the oldest first."""
         try:
             with readable(self.name):
-                yield from whole_lines(oldest_first(unfolded(self._chunks())))
+                yield from whole_lines(_oldest_first(_unfolded(self._chunks())))
         except ValueError as problem:
             raise UsageError(f"{self.label}: {problem}") from None
 
@@ -401,7 +401,7 @@ def _matching(argument: str) -> list[str]:
     raise UsageError(f"{clean(argument)}: no file matches; give a path, a glob, or -")
 
 
-def in_order(sources: Sequence[Source]) -> list[list[Source]]:
+def _in_order(sources: Sequence[Source]) -> list[list[Source]]:
     """Return the files in groups that one reader reads one after the other, in time order.
 
     A file with dates is a log by itself. One without, such as the rest of a traceback, continues the file whose name
@@ -604,7 +604,7 @@ class Logs:
         self.sources = [source for source in named if not source.empty]
         if not self.sources:
             raise _refusal(named, "is empty" if len(named) == 1 else "all are empty")
-        self._logs = in_order(self.sources)
+        self._logs = _in_order(self.sources)
         self._lanes: list[Lane] = []
         self._voices = Voices()
         self._is_sglangs = False  # an event came that only SGLang prints

@@ -71,10 +71,10 @@ def _dated(stamp: bytes) -> tuple[float, Rank] | None:
 
 @lru_cache(maxsize=4096)
 def _read_stamp(time: bytes | None, ranks: bytes) -> tuple[float | None, Rank]:
-    return time_of(time) if time else None, rank_of(ranks)
+    return time_of(time) if time else None, _rank_of(ranks)
 
 
-def rank_of(text: bytes) -> Rank:
+def _rank_of(text: bytes) -> Rank:
     """Read the ranks in ` DP1 PP0 TP3`."""
     found = {name: int(number) for name, number in _RANK.findall(text) if int(number) < MOST_RANKS}
     return Rank(found.get(b"DP"), found.get(b"TP"), found.get(b"PP")) if found else NO_RANK
@@ -170,7 +170,7 @@ _GLUED_WITHIN = 600
 _QUOTING = re.compile(rb"[\"'{}\\]|obj=|text=|ReqInput|Model attempted|rid=|prompt")
 
 
-def without_terminal(line: bytes) -> bytes:
+def _without_terminal(line: bytes) -> bytes:
     """Return a line without colours, carriage returns at its ends, and NULs or a byte order mark at its start."""
     line = line.strip(b"\r")
     if b"\x1b" in line:
@@ -219,9 +219,9 @@ def _peeled(layer: Layer, line: Line) -> list[Line]:
     printed = _TIMED.search(before) if line.time is None else None
     return [
         line._replace(
-            text=without_terminal(_REPEATED.sub(b"", text) if b"pid=" in before else text),
+            text=_without_terminal(_REPEATED.sub(b"", text) if b"pid=" in before else text),
             time=line.time if printed is None else time_of(printed[0]),
-            rank=rank_of(before) if layer.headed else line.rank,
+            rank=_rank_of(before) if layer.headed else line.rank,
             headed=layer.headed,
             around=around,
         )
@@ -244,7 +244,7 @@ def _value(before: bytes, text: bytes) -> bytes:
     return loaded.encode("utf-8", "replace") if isinstance(loaded, str) else match[0]
 
 
-def form_of(text: bytes, layers: int = _LAYERS) -> tuple[Form, bool] | None:
+def _form_of(text: bytes, layers: int = _LAYERS) -> tuple[Form, bool] | None:
     """Return the layers around a line, and whether no sentence looks like them; None without SGLang's stamp or words,
     or such layers.
     """
@@ -263,7 +263,7 @@ def form_of(text: bytes, layers: int = _LAYERS) -> tuple[Form, bool] | None:
         return None
     layer, is_sure = learned
     for line in _peeled(layer, Line(text)):
-        if (inner := form_of(line.text, layers - 1)) is not None:
+        if (inner := _form_of(line.text, layers - 1)) is not None:
             return (layer, *inner[0]), is_sure and inner[1]
     return None
 
@@ -316,7 +316,7 @@ _CLOSED = re.compile(rb"(?:[^\"'`\n]|" + _IN_QUOTES + rb")*")
 
 def without_known(line: bytes) -> bytes:
     """Return a line of anybody without the text that a container runtime, Ray or a follower of logs puts before it."""
-    text = without_terminal(line).lstrip()
+    text = _without_terminal(line).lstrip()
     known = _KNOWN_BEFORE.match(text)
     return text if known is None else text[known.end() :]
 
@@ -418,7 +418,7 @@ def field_of(document: Any, layers: int = _LAYERS) -> Field | None:
         if name in _REQUEST_FIELDS or of_request or not isinstance(leaf, str):
             continue
         lines = leaf.encode("utf-8", "replace").split(b"\n", _MOST_LINES)[:_MOST_LINES]
-        if any(form_of(without_terminal(line), layers - 1) is not None for line in lines):
+        if any(_form_of(_without_terminal(line), layers - 1) is not None for line in lines):
             return place
     return None
 
@@ -428,7 +428,7 @@ def records_at(document: Any, field: Field) -> Iterator[tuple[float | None, list
     for place, leaf, holder in _leaves(document):
         if place == field and isinstance(leaf, str):
             lines = leaf.encode("utf-8", "replace").rstrip(b"\r\n").split(b"\n")
-            yield _time_in(holder, document), [*map(without_terminal, lines)]
+            yield _time_in(holder, document), [*map(_without_terminal, lines)]
 
 
 def _field_layer(document: Any, layers: int) -> tuple[Layer, bool] | None:
@@ -475,7 +475,7 @@ class Wrapping:
 
         `open_text`: a traceback is open, so text before a stamp is the exception's.
         """
-        text = without_terminal(raw.lstrip(b"\x00")[:LONGEST])
+        text = _without_terminal(raw.lstrip(b"\x00")[:LONGEST])
         if text[:1] == b" " and (_STAMP.match(pasted := text.lstrip(b" ")) or pasted.startswith(b"(")):
             text = pasted
         lines = self._uncut(Line(text))
@@ -500,7 +500,7 @@ class Wrapping:
         if is_cut:
             self.cut[stream[:20]] = inner
             return []
-        lines = [*map(without_terminal, inner.rstrip(b"\r\n").split(b"\n")[:_MOST_LINES])]
+        lines = [*map(_without_terminal, inner.rstrip(b"\r\n").split(b"\n")[:_MOST_LINES])]
         if line.time is None and not _STAMP.match(lines[0]):
             line = line._replace(time=_time_in(entry))
         return [line._replace(text=text) for text in lines]
@@ -545,7 +545,7 @@ class Wrapping:
 
     def _in_new_form(self, line: Line) -> list[Line]:
         """Accept a form, or hold its lines; a line in none stays as it is."""
-        form, sure = form_of(line.text) or ((), False)
+        form, sure = _form_of(line.text) or ((), False)
         lines = without(form, line) if form else []
         if not lines:
             return [line]

@@ -263,7 +263,7 @@ class View:
     @cached_property
     def prompt(self) -> float | None:
         """Tokens of a mean prompt, cached ones included."""
-        return self._of_those_that_ended("finished_prompt_tokens") or mean_prompt(self.totals)
+        return self._of_those_that_ended("finished_prompt_tokens") or _mean_prompt(self.totals)
 
     @cached_property
     def answer(self) -> float | None:
@@ -389,7 +389,7 @@ class View:
         if not running or not usage or not pool or not prompt or now is None or now <= LOWERED:
             return None
         running *= self.facts.micro_batches
-        held, ratio, lower = usage * pool / running, least_ratio(now), least_ratio(LOWERED)
+        held, ratio, lower = usage * pool / running, _least_ratio(now), _least_ratio(LOWERED)
         generated = max(held - prompt, 0.0)
         most = ((1.0 - usage) * pool - prompt + running * ratio * generated) / (running * ratio + 1)
         most = min(max(most, generated), MOST_RESERVED)
@@ -405,7 +405,7 @@ class View:
         return {dp: waits.get(dp, 0.0) / self.served for dp in {*serves, *map(str, self.ranks)} - {"None"}}
 
 
-def mean_prompt(totals: Totals) -> float | None:
+def _mean_prompt(totals: Totals) -> float | None:
     """Return the tokens of a mean prompt, cached ones included; None where unknown."""
     return (
         (totals["computed_tokens"] + totals["cached_tokens"]) / totals["admitted_requests"]
@@ -428,7 +428,7 @@ def view_of(server: Server, seconds: float) -> View:
     )  # fmt: skip
 
 
-def least_ratio(conservativeness: float) -> float:
+def _least_ratio(conservativeness: float) -> float:
     """Return what the new-token ratio falls to while nothing is retracted."""
     return min(INITIAL_RATIO * conservativeness, 1.0) * LEAST_OF_INITIAL
 

@@ -50,7 +50,7 @@ _WORDS = {
 }
 
 
-def alert_annotations(row: Diagnosis, wishes: Wishes) -> dict[str, str]:
+def _alert_annotations(row: Diagnosis, wishes: Wishes) -> dict[str, str]:
     """Return the annotations of a row's alert by name; empty ones are left out.
 
     Two queries at most, because each is asked for each alert at each evaluation: the limit, and the exporter's advice.
@@ -265,7 +265,7 @@ def files(time_scale: float = 1.0, wishes: Wishes = NONE, kind: str = "prometheu
         "seconds": lambda number: f"{number / time_scale:g}",
         "groups": groups(wishes),
         "prometheus": {row.id: row for row in EXPORTER},
-        "annotations": lambda row: alert_annotations(row, wishes),
+        "annotations": lambda row: _alert_annotations(row, wishes),
         "severe": sorted(
             runbooks.MOST_SEVERE_FIRST, key=lambda row: SEVERITIES.index(wishes.severity(row.alert, row.severity))
         ),

@@ -80,7 +80,7 @@ class ReplayServer:
         self.finished = False
         self.failure: OSError | None = None
         self._written = 0
-        self._round_gains = gains_of(recording) if loop else {}
+        self._round_gains = _gains_of(recording) if loop else {}
         self._stopping = threading.Event()
         self._player = threading.Thread(target=self._play, name="replay-log", daemon=True)
 
@@ -168,7 +168,7 @@ class ReplayServer:
                 return _NOT_FOUND
 
 
-def gains_of(recording: Recording) -> dict[bytes, float]:
+def _gains_of(recording: Recording) -> dict[bytes, float]:
     """Return what every counter gains from the moment the server was ready to the end of a recording."""
     first, last = recording.scrape_at(0.0), recording.scrape_at(recording.length_seconds)
     begin, end = (_counters(scrape.text) if scrape is not None else {} for scrape in (first, last))

@@ -226,7 +226,7 @@ class Scrubber:
         self.left_out += bool(bare) and not texts
         if not texts:
             return None
-        texts = texts if self._keep_request_text else [only_known(text) for text in texts]
+        texts = texts if self._keep_request_text else [_only_known(text) for text in texts]
         return "".join(f"{text}\n" for text in texts).encode("utf-8", "replace")
 
     def _kept(self, line: bytes) -> list[str]:
@@ -399,7 +399,7 @@ def is_known(text: str) -> bool:
     return all(map(_is_token, _TOKEN.findall(text)))
 
 
-def only_known(text: str) -> str:
+def _only_known(text: str) -> str:
     """Return the text with every word that is not SGLang's written as `scrubbed`."""
     return _TOKEN.sub(lambda token: token[0] if _is_token(token[0]) else OTHER, text)
 

@@ -126,13 +126,13 @@ def response(page: str, headers: Mapping[str, str]) -> Response:
     Text 0.0.4 is what every version of Prometheus reads, so `Accept` is not asked.
     """
     body, answer = page.encode(), {"Content-Type": TEXT, "Vary": "Accept-Encoding"}
-    if accepts_gzip(headers.get("Accept-Encoding", "")):
+    if _accepts_gzip(headers.get("Accept-Encoding", "")):
         body = gzip.compress(body, compresslevel=1, mtime=0)
         answer["Content-Encoding"] = "gzip"
     return Response(body, headers=answer)
 
 
-def accepts_gzip(header: str) -> bool:
+def _accepts_gzip(header: str) -> bool:
     """Whether an `Accept-Encoding` header names gzip with a weight above 0. A weight that is no number counts as 0."""
     for item in header.lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))

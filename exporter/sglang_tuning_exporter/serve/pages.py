@@ -335,7 +335,7 @@ _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
-def render_runbook(sidecar: Sidecar, alert: str, host: str) -> str | None:
+def _render_runbook(sidecar: Sidecar, alert: str, host: str) -> str | None:
     """Return the runbook of an alert or a diagnosis as HTML, or None for an unknown name.
 
     Its commands have the addresses and the log of this server. `host` is the address of the request, which Prometheus
@@ -360,7 +360,7 @@ def render_runbook(sidecar: Sidecar, alert: str, host: str) -> str | None:
     )
 
 
-def render_runbooks(host: str) -> str:
+def _render_runbooks(host: str) -> str:
     """Return the list of all runbooks as HTML."""
     return _as_page(runbooks.index(), _known(host), tone="", sections=(), present=None, absent=False)
 
@@ -448,12 +448,12 @@ def make_pages(sidecar: Sidecar, lane: Lane) -> FastAPI:
 
     @get("/runbooks/", response_class=HTMLResponse)
     async def index(request: Request) -> Response:
-        return _html(await lane.run(lambda: render_runbooks(request.headers.get("Host", ""))))
+        return _html(await lane.run(lambda: _render_runbooks(request.headers.get("Host", ""))))
 
     @get("/runbooks/{alert}", response_class=HTMLResponse, responses=_ABSENT, openapi_extra=_ALERT)
     async def runbook(request: Request) -> Response:
         alert, host = str(request.path_params["alert"]), request.headers.get("Host", "")
-        text = await lane.run(lambda: render_runbook(sidecar, alert, host))
+        text = await lane.run(lambda: _render_runbook(sidecar, alert, host))
         if text is None:
             raise HTTPException(404)
         return _html(text)
