@@ -66,7 +66,7 @@ def test_no_scrape_sees_the_counters_of_half_a_log_also_after_a_restart(log: Pat
 
             wait_for(is_read, 60)
             assert exporter.get("/-/healthy").status_code == 200
-        assert set(seen) == {(1.0, (None, None, None)), read}
+        assert set(seen) <= {(1.0, (None, None, None)), read}
         with log.open("ab") as file:
             file.writelines(part(number) for number in range(PARTS, 2 * PARTS))
 
