@@ -129,7 +129,7 @@ def test_no_word_of_a_request_reaches_metrics_page_api_or_state_file(tmp_path: P
     sidecar, log, state = following(tmp_path)
     crashed(sidecar, log, f"ValueError: Unknown role: <!channel> {WORDS}")
     series = text_format(list(collect(sidecar)))
-    assert 'sglang_tuning_end_info{class="check",words="ValueError, raised at srt/a.py:9 in run"} 1' in series
+    assert 'sglang_tuning_end_info{class="unsupported",words="ValueError, raised at srt/a.py:9 in run"} 1' in series
     answer = pages.as_json(sidecar).decode()
     for text in (series, answer, pages.render(sidecar), state.read_text()):
         assert WORDS not in text
