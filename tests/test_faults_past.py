@@ -103,3 +103,14 @@ def test_counters_wait_ten_minutes_at_most(log: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(logbook, "FIRST_READ_SECONDS", 0.0)
     assert not sidecar.log.is_catching_up
     assert Page(text_format(collect(sidecar))).labels("sglang_tuning_out_of_memory_total")
+
+
+def test_counters_wait_from_the_first_full_block_on(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sidecar = Sidecar(config(log_file=(str(log),), from_start=True, sglang_url="http://127.0.0.1:9"))
+    assert sidecar.log is not None
+    seen = []
+    book = sidecar.log
+    monkeypatch.setattr("sglang_tuning_exporter.collect.log.time.sleep", lambda _: seen.append(book.is_catching_up))
+    sidecar.log.poll()
+    assert seen
+    assert all(seen)

@@ -99,7 +99,8 @@ class Logbook:
         self.left_out = 0
         self._saved_counters: object = None  # counters of the last save; None: not saved yet
         self._catching_up = True  # until all lines that existed at the start have been read
-        self._behind_since: float | None = None  # end of the first poll, if it did not read all of them
+        self._behind_since: float | None = None  # when the first full block of them was read
+        self._says_behind = False  # in the exporter's own log
         self._offsets: dict[str, float | None] = {}  # by path: unix time minus printed time
         # Read, by kind; and lines and keys that no known release prints, by kind.
         self.lines, self.unrecognised = _counts(saved.get("lines")), _counts(saved.get("unrecognised"))
@@ -154,6 +155,8 @@ class Logbook:
         size, begun = 0, self._clock()
         for block in self._opened().poll():
             size += len(block.data)
+            if self._catching_up and self._behind_since is None and len(block.data) >= FULL_BLOCK_BYTES:
+                self._behind_since = self._clock()  # before its lines count: more are to come
             self._read(block)
             self._looks_since = self._clock()
             if stopping():
@@ -166,11 +169,11 @@ class Logbook:
         self._take_status()
         if size < BEHIND_BYTES:
             self._watch.read_to = begun
-            if self._behind_since is not None:
+            if self._says_behind:
                 logger.info("log: finished reading the existing lines")
-            self._catching_up, self._behind_since = False, None
-        elif self._catching_up and self._behind_since is None:
-            self._behind_since = self._clock()
+            self._catching_up, self._behind_since, self._says_behind = False, None, False
+        elif self._catching_up and not self._says_behind:
+            self._says_behind = True
             logger.info("log: reading the existing lines; counters appear when that is finished")
         return size >= BEHIND_BYTES
 
