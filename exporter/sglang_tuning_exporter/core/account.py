@@ -123,9 +123,7 @@ class _Weighed:
                 self.seconds[place] += seconds
 
     def add_to(self, bucket: Totals, reason: str) -> None:
-        """Add the sums to a bucket, under the names of a reason for waiting; without a
-        reason those of the whole time.
-        """
+        """Add the sums to a bucket, under the names of a reason for waiting, or of the whole time without one."""
         for product, seconds, (weighed, timed) in zip(self.products, self.seconds, _figure_keys(reason), strict=True):
             if seconds:
                 bucket[weighed] += product
@@ -136,8 +134,8 @@ class _Time:
     """The seconds of one bucket, by what the scheduler did and under which load."""
 
     __slots__ = (
-        "_by_reason", "_by_size", "_flagged", "_held_by_size", "_squares", "_total", "moments", "served", "waited",
-        "waits",
+        "_by_reason", "_by_size", "_flagged", "_held_by_size", "_squares", "_total", "moments", "served",
+        "waited", "waits",
     )  # fmt: skip
 
     def __init__(self) -> None:

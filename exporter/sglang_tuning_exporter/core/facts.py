@@ -109,7 +109,7 @@ class Facts:
             self._settings.clear()
 
     def settings(self, dp: int | None) -> Settings:
-        """Return what a scheduler asks for each line, worked out once until a fact changes."""
+        """Return the facts that each line of a scheduler needs, looked up once until a fact changes."""
         known = self._settings.get(dp)
         if known is None:
             known = self._settings[dp] = Settings(
@@ -159,7 +159,7 @@ class Facts:
         self.ready = True
 
     def _take_advice(self, event: Event) -> None:
-        """Take what SGLang advises or decides about a flag: each text once, with its count."""
+        """Take an advice or a decision of SGLang about a flag: one entry for a text, with its count."""
         known, advice = self.said.get(event.word), recognise(event.text)
         if known is not None:
             self.said[event.word] = replace(known, count=known.count + 1)
@@ -214,10 +214,8 @@ class Facts:
                 self.memory.setdefault(NO_RANK, {})[name] = largest
 
     def recommended(self, arg: str = "", role: str = "recommends") -> list[Advice]:
-        """Return what SGLang itself recommends in its start, or decided (`role` decision); of an argument: what is
-        about it.
-        """
-        return [each for each in self.said.values() if each.role == role and (not arg or each.is_about(arg))]
+        """Return what SGLang recommends in its start, or decided (`role` decision); `arg`: about one argument."""
+        return [advice for advice in self.said.values() if advice.role == role and (not arg or advice.is_about(arg))]
 
     def _forget(self) -> None:
         for name in _FOLLOWING:
@@ -353,8 +351,9 @@ class Facts:
 
     @property
     def is_first_edition(self) -> bool:
-        """Whether the guide's first edition is about this release (up to 0.4.1), by the form of its lines where the
-        start is unknown.
+        """Whether the guide's first edition is about this release (up to 0.4.1).
+
+        If the log has no start, the form of its lines shows that.
         """
         return self.is_before(0, 4, 3) if self.release is not None else self.first_form
 
@@ -393,9 +392,7 @@ class Facts:
 
     @property
     def waits_by(self) -> str:
-        """What decides, beside the new-token ratio, when a waiting request starts:
-        `prefill`, `other` or nothing else.
-        """
+        """What decides when a waiting request starts, beside the new-token ratio: `prefill`, `other` or empty."""
         if self.role == "prefill":
             return "prefill"
         return "other" if self.role or any(self.arguments.get(arg) for arg in (*WAITS_BY, *STARTS_BY)) else ""
@@ -462,8 +459,7 @@ class Facts:
 
     @property
     def may_reserve_in_full(self) -> bool:
-        """Whether requests with ignore_eos are reserved in full here: from 0.5.22 on, before only with the radix cache
-        off.
+        """Whether requests with ignore_eos are reserved in full: from 0.5.22 on, before only with the radix cache off.
 
         `_get_running_request_total_token_offset`, `add_one_req_ignore_eos` (srt/managers/schedule_policy.py).
         """
@@ -510,8 +506,8 @@ class Facts:
     def capacity_gb(self) -> float | None:
         """GPU memory free before the weights, on the rank with least: SGLang sizes all pools by it.
 
-        Without the lines of the start it is what a page shows of weights, KV cache, graphs and what was left: about 1
-        GB less.
+        Without the lines of the start it is the sum of weights, KV cache, graphs and what was left that a page shows:
+        about 1 GB less.
         """
         if printed := [rank["before"] for rank in self.memory.values() if rank.get("before")]:
             return min(printed)

@@ -35,8 +35,7 @@ class Pace:
     def take_decode(self, now: float, interval: float | None, *, paused: bool) -> None:
         """Take a decode line.
 
-        `interval`: seconds since the line before, by its throughput. `paused`: the scheduler did something else in
-        them.
+        `interval`: seconds since the line before, by its throughput. `paused`: the scheduler paused in them.
         """
         if self.decoded_at is None:
             self._gaps.clear()  # those of prefill lines

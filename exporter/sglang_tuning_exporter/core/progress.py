@@ -88,9 +88,7 @@ class Progress:
         excused = any((rank.grammar_queued or 0) + sum(rank.queues.values()) > 0 for rank in page.ranks)
         steps = max([logged_steps, *(rank.steps for rank in counters.ranks)])
         self._works, self.requests = works > 0 and page.sent is not None, page.open_requests or works
-        shows_change = self._shows_change(page)
-        moved = page.scheduled is None and bool(counters.moved)
-        if moved or steps > 0 or not works or shows_change or excused:
+        if self._shows_work(page, counters, steps) or not works or excused:
             self.worked_at = now
         if page.sent is None or page.sent != self._sent:
             self._note_sent(page.sent, now)
@@ -99,14 +97,18 @@ class Progress:
         enough = max(SPECULATED_STEPS if speculates else STEPS_TO_OUTPUT, 1.2 * interval) + DECODE_LOG_INTERVAL
         if self.proven_at is None and works and self._steps >= enough:
             self.proven_at = now
-        waits = bool(page.open_requests) and not excused
+        self._note_open(now, waits=bool(page.open_requests) and not excused, works=works > 0)
+
+    def _shows_work(self, page: Scrape, counters: Counters, steps: float) -> bool:
+        """Whether a page shows that a scheduler did something since the page before it."""
+        before, self._shown = self._shown, (page.scheduled, [gauges_of(rank) for rank in page.ranks])
+        moved = page.scheduled is None and bool(counters.moved)
+        return moved or steps > 0 or before != self._shown
+
+    def _note_open(self, now: float, *, waits: bool, works: bool) -> None:
+        """Note since when requests are open, and since when the schedulers are idle beside them."""
         self.open_at = (self.open_at or now) if waits else None
         self.idle_at = (self.idle_at or now) if waits and not works else None
-
-    def _shows_change(self, page: Scrape) -> bool:
-        """Whether a page shows other figures of the schedulers than the one before it."""
-        before, self._shown = self._shown, (page.scheduled, [gauges_of(rank) for rank in page.ranks])
-        return before != self._shown
 
     def _note_sent(self, sent: float | None, now: float) -> None:
         """Note that something was sent: all that counts since then begins again."""

@@ -197,7 +197,7 @@ class Server:
     def life(self, dp: int | None) -> Totals:
         """Return what a scheduler did since the beginning, restarts of SGLang and of this program included.
 
-        None of it ever falls.
+        No sum falls.
 
         | name | |
         |---|---|
@@ -285,8 +285,9 @@ class Server:
             del self.hangs[:-MOST_STARTS]
 
     def _complete(self, rank: RankGains) -> RankGains:
-        """Return the gains of a server's only scheduler with what older releases count of the whole server, when
-        requests end.
+        """Return the gains of a server's only scheduler, completed by counts of the whole server.
+
+        Older releases count tokens only there, when requests end.
         """
         if len(self.counters.ranks) > 1 or "computed_tokens" in rank.gained:
             return rank
@@ -489,9 +490,9 @@ class Server:
         return event if usage is None else replace(event, figures={"usage": usage, **event.figures})
 
     def is_repeated(self, event: Event, now: float) -> bool:
-        """Whether another rank has printed this event: its n-th line is the n-th line of any other.
+        """Whether another rank has printed this event: the n-th line of a rank is the n-th line of any other.
 
-        Of a request there is one.
+        An event of one request has one line.
         """
         room = event.figures.get("room")
         key = (
@@ -510,8 +511,9 @@ class Server:
         return lines[event.rank] <= before or (room is not None and before > 0)
 
     def _take_out_of_memory(self, event: Event, now: float) -> None:
-        """Count a failure once: it is logged and raised, by each rank and by the parent process, and not every line has
-        its phase.
+        """Count a failure once, though each rank and the parent process log and raise it.
+
+        Not every one of these lines has its phase.
         """
         recent = {phase for phase, at in self._failed.items() if now - at <= REPEAT_SECONDS}
         phase = event.word or "unknown"
@@ -561,8 +563,9 @@ class Server:
                 self.end_explanation = said
 
     def _take_transfer(self, event: Event, now: float) -> None:
-        """Count a request whose KV cache did not arrive once: every rank prints it, and a warning without a request may
-        stand beside it.
+        """Count once a request whose KV cache did not arrive, though every rank prints it.
+
+        A warning that names no request may stand beside it.
         """
         self.explain_transfer(event, now)
         room, last = event.figures.get("room"), self.last.get("failed_transfers", -inf)
@@ -601,8 +604,9 @@ class Server:
             scheduler.stop(now, rest=rest)
 
     def _take_failed_check(self, event: Event, now: float) -> None:
-        """Count a failed health check where pages show that nothing is sent, else once checks have failed for a minute:
-        a long prefill passes.
+        """Count a failed health check if pages show that nothing is sent, else once checks have failed for a minute.
+
+        A long prefill fails checks, too, and passes.
         """
         at, since = now if event.time is None else event.time, self.progress.failing_since
         self.progress.check(at, answered=False)

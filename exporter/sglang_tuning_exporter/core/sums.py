@@ -10,14 +10,12 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import groupby, takewhile
 from math import inf
 from typing import Literal, NamedTuple, TypeAlias
 
 from sglang_tuning_exporter.core.events import COUNTED_KINDS, OUT_OF_MEMORY_PHASES
 
 BUCKET_SECONDS = 10.0
-MINUTE = 60.0  # the sum of its buckets is kept once they are over
 MOST_WINDOWS = 16  # whose sums are kept
 IDLE, UNKNOWN = "idle", "unknown"
 SIGNALS = ("queue", "token_usage", "admission", "cuda_graph")
@@ -40,7 +38,7 @@ LATENCIES_JUDGED = ("time_to_first_token", "inter_token")
 LATENCIES = (*LATENCIES_JUDGED, "request_latency", "queue_time")
 
 # How two values of one name become one. A `sum` is added, of `most` the largest is kept. An `event` is a sum with a
-# second one, `marked.NAME`: those beside text that clients can write. A `mean` has its number of values beside it,
+# second one, `marked.NAME`: the events beside text that clients can write. A `mean` has its number of values beside it,
 # `NAME:n`. A `figure` is weighed with the seconds that it held, `NAME:s`, over the serving time and over each reason
 # for waiting, `NAME@REASON`.
 Kind: TypeAlias = Literal["sum", "most", "event", "mean", "figure"]
@@ -150,8 +148,7 @@ SUMS: tuple[Sum, ...] = (
 # Those that a page shows of the whole server, or by which `server.Counters` finds them.
 PAGE_SUMS = (
     "aborted_requests", "started_requests", "finished_requests", "finished_prompt_tokens", "finished_answer_tokens",
-    "generation_posts",
-    "tokenless_requests", "rejected_requests", "server_errors", "failed_transfers",
+    "generation_posts", "tokenless_requests", "rejected_requests", "server_errors", "failed_transfers",
 )  # fmt: skip
 # When something happened last is kept under the name of its sum, or one of these.
 MOMENTS = frozenset({"batch", "work", "work_before_the_end", "words", "requests", "pause", "resume"})
@@ -207,10 +204,7 @@ class UndeclaredSumError(KeyError):
 
 
 class Totals(dict[str, float]):
-    """Sums by name: seconds of a state (`queue/empty`), figure x seconds (`running`), counts (`retraction_events`).
-
-    They add up.
-    """
+    """Sums by name: seconds of a state (`queue/empty`), figure x seconds (`running`), counts (`retraction_events`)."""
 
     def __missing__(self, name: str) -> float:
         if not is_declared(name):
@@ -222,12 +216,14 @@ class Totals(dict[str, float]):
         if not self:
             self.update(other)
             return
+        get = self.get
         for name, value in other.items():
-            if name not in self:
+            before = get(name)
+            if before is None:
                 self[name] = value
             elif name not in _MOST:
-                self[name] += value
-            elif value > self[name]:
+                self[name] = before + value
+            elif value > before:
                 self[name] = value
 
     def observe(self, name: str, value: float) -> None:
@@ -283,7 +279,6 @@ class Sums:
         self.logged_steps = 0.0  # decode steps by the log since the last page
         self._open, self._begin, self._end = Totals(), -inf, -inf  # the last bucket
         self._windows: dict[tuple[float, float, float], Totals] = {}  # sums of buckets that are over
-        self._minutes: dict[float, Totals] = {}  # the same, of each whole minute
         self._unsettled: list[Callable[[], None]] = []
 
     def at(self, now: float) -> Totals:
@@ -300,7 +295,6 @@ class Sums:
         self._windows.clear()
         for start, totals in reversed(self.buckets):  # a rank whose lines come late
             if start <= begin:
-                self._minutes.pop(start // MINUTE, None)
                 return totals
         return self._open
 
@@ -310,9 +304,8 @@ class Sums:
 
     def settle(self) -> None:
         """Add what schedulers have collected."""
-        unsettled, self._unsettled = self._unsettled, []
-        for settle in unsettled:
-            settle()
+        while self._unsettled:
+            self._unsettled.pop()()
 
     def take_logged_steps(self) -> float:
         """Return the decode steps by the log since this was last asked."""
@@ -341,25 +334,16 @@ class Sums:
         return window
 
     def _over(self, since: float, end: float) -> Totals:
-        """Return the sum of the buckets of a window that are over."""
-        begins_inside = takewhile(lambda bucket: bucket[0] > since, reversed(self.buckets))
-        inside = [bucket for bucket in begins_inside if bucket[0] <= end and bucket[0] < self._begin]
-        total, last = Totals(), min(end, self._begin - BUCKET_SECONDS)
-        for minute, buckets in groupby(reversed(inside), lambda bucket: bucket[0] // MINUTE):
-            is_whole = since < minute * MINUTE and (minute + 1) * MINUTE - BUCKET_SECONDS <= last
-            total.add(self._of_minute(minute, buckets, is_whole=is_whole))
-        return total
-
-    def _of_minute(self, minute: float, buckets: Iterable[tuple[float, Totals]], *, is_whole: bool) -> Totals:
-        """Return the sum of buckets of one minute; those of a whole minute are added once."""
-        known = self._minutes.get(minute) if is_whole else None
-        if known is None:
-            known = merged(totals for _, totals in buckets)
-            if is_whole:
-                self._minutes[minute] = known
-        return known
+        """Return the sum of the buckets of a window that are over, the oldest added first."""
+        inside: list[Totals] = []
+        for begin, totals in reversed(self.buckets):
+            if begin <= since:
+                break
+            if begin <= end and begin < self._begin:
+                inside.append(totals)
+        return merged(reversed(inside))
 
     def forget(self, before: float) -> None:
         """Drop the buckets from before a time, but the last one."""
         while self.buckets and self.buckets[0][0] < before and len(self.buckets) > 1:
-            self._minutes.pop(self.buckets.popleft()[0] // MINUTE, None)
+            self.buckets.popleft()
