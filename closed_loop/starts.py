@@ -43,8 +43,7 @@ class Start:
 
 # What SGLang keeps free for a running request at most: 4096 unless set. Beside a GPU's pool of a hundred thousand
 # tokens that is little; beside the small pools here it is so much that nothing is ever taken back. 256 of 8,192 are a
-# GPU's proportions;
-# 32 are what an operator sets who wants every request in.
+# GPU's proportions; 32 are what an operator sets who wants every request in.
 CLIPPED = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "256"}
 STORM = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "32"}
 _LOWERED, _RAISED = ("--schedule-conservativeness", "down"), ("--schedule-conservativeness", "up")

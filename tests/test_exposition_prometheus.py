@@ -10,7 +10,7 @@ import json
 import logging
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -91,12 +91,8 @@ FOUND = (
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("sglang_tuning_exporter")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(before)  # other tests of this process read the log
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="sglang_tuning_exporter")  # other tests of this process read the log
 
 
 def page(line: str) -> str:

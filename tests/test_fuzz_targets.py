@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,9 @@ BUDGET = {"report": 15, "exposition": 25, "state_file": 15}
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     """Silence the log, because each damaged state file writes a line."""
-    logger = logging.getLogger("sglang_tuning_exporter")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(before)  # other tests of this process read the log
+    caplog.set_level(logging.CRITICAL, logger="sglang_tuning_exporter")  # other tests of this process read the log
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))

@@ -48,39 +48,39 @@ COUNTED_KINDS: Mapping[str, str] = {"hicache": "", "no_pool": ""}
 class Event:
     """One thing that a line says.
 
-    | kind | figures | word, text, others |
-    |---|---|---|
-    | `decode` | running queued tokens usage swa_usage mamba_usage graph (1 replayed, 0 not) throughput accept_length,
-    other queues | word: cuda cpu npu musa |
-    | `prefill` | sequences tokens cached running queued pending usage swa_usage mamba_usage, other queues | |
-    | `retraction` | requests aborted ratio_before ratio_after gained; testing 1 for SGLANG_TEST_RETRACT; usage while it
-    waits | |
-    | `out_of_memory` | held_elsewhere_gb | word: prefill decode graph_capture startup unknown; text: the line |
-    | `arguments` | cut 1 where the line was cut | arguments |
-    | `pool` | tokens gigabytes; resized 1 (after the graphs were captured) | |
-    | `memory` | available used states; prefill 1 (graphs of prefill batches) | word: the stage, `weights_begin` to
-    `graph`; sizes: captured batches |
-    | `limits` | max_total_num_tokens max_running_requests chunked_prefill_size available_gb max_prefill_tokens | word:
-    gpu cpu … |
-    | `ready` | | "fired up and ready to roll" |
-    | `hang` | seconds | word: scheduler tokenizer detokenizer; a watchdog that timed out |
-    | `health` | silent: seconds without output, where the times in its text agree with its own | a health check that
-    failed |
-    | `end` | | word: process_died scheduler_exception launch_failed aborted; text: which process, how |
-    | `words` | line chain; unsure 1: it may have ended nothing | word: a key of `ENDINGS`; text: a line that may
-    explain an end; place, before |
-    | `advice` | line | word: a text of `sglang.advices`; text: a line before the first request about a flag: an advice,
-    or a decision |
-    | `draining` | | SIGTERM received |
-    | `rejected` | | answered with 503 |
-    | `server_error` | | answered with 500, or a stream broken by an exception |
-    | `pause`, `resume` | | POST /pause_generation, /continue_generation |
-    | `too_long` | tokens most | a prompt that cannot fit |
-    | `refused` | grammar 1 | answered with an error at once |
-    | `transfer` | room (of the request), attempt 1 where none has failed yet | a failed bootstrap or KV transfer; word:
-    decode prefill; text: why |
-    | `hicache` | | word: kernel host storage, which fails; text: the line |
-    | `no_pool` | tokens, not above 0 | no KV cache fits beside the weights; text: the line |
+    Its kinds, each with its figures, and with what word, text and others are or what it means:
+
+    - `decode`: running queued tokens usage swa_usage mamba_usage graph (1 replayed, 0 not) throughput accept_length,
+      other queues; word: cuda cpu npu musa
+    - `prefill`: sequences tokens cached running queued pending usage swa_usage mamba_usage, other queues
+    - `retraction`: requests aborted ratio_before ratio_after gained; testing 1 for SGLANG_TEST_RETRACT; usage while it
+      waits
+    - `out_of_memory`: held_elsewhere_gb; word: prefill decode graph_capture startup unknown; text: the line
+    - `arguments`: cut 1 where the line was cut; arguments
+    - `pool`: tokens gigabytes; resized 1 (after the graphs were captured)
+    - `memory`: available used states; prefill 1 (graphs of prefill batches); word: the stage, `weights_begin` to
+      `graph`; sizes: captured batches
+    - `limits`: max_total_num_tokens max_running_requests chunked_prefill_size available_gb max_prefill_tokens; word:
+      gpu cpu …
+    - `ready`: "fired up and ready to roll"
+    - `hang`: seconds; word: scheduler tokenizer detokenizer; a watchdog that timed out
+    - `health`: silent: seconds without output, where the times in its text agree with its own; a health check that
+      failed
+    - `end`: word: process_died scheduler_exception launch_failed aborted; text: which process, how
+    - `words`: line chain; unsure 1: it may have ended nothing; word: a key of `ENDINGS`; text: a line that may explain
+      an end; place, before
+    - `advice`: line; word: a text of `sglang.advices`; text: a line before the first request about a flag: an advice,
+      or a decision
+    - `draining`: SIGTERM received
+    - `rejected`: answered with 503
+    - `server_error`: answered with 500, or a stream broken by an exception
+    - `pause`, `resume`: POST /pause_generation, /continue_generation
+    - `too_long`: tokens most; a prompt that cannot fit
+    - `refused`: grammar 1; answered with an error at once
+    - `transfer`: room (of the request), attempt 1 where none has failed yet; a failed bootstrap or KV transfer; word:
+      decode prefill; text: why
+    - `hicache`: word: kernel host storage, which fails; text: the line
+    - `no_pool`: tokens, not above 0; no KV cache fits beside the weights; text: the line
 
     Other queues: prealloc transfer retracted bootstrap inflight unbootstrapped transferring host_receive.
     Stages: weights_begin weights state_cache pool graph_begin graph.
@@ -555,6 +555,8 @@ def public(event: Event) -> Event:
 
     A place that may be text of others is none, and so are the lines before it.
     """
+    if not (event.text or event.place or event.before):
+        return event  # nearly all
     event.text, event.before = messages.quoted(event.text, marked=event.marked), ()
     event.place = "" if event.marked or _PLACE.fullmatch(event.place) is None else event.place
     return event
@@ -573,8 +575,7 @@ def shortened(text: str, longest: int = LONGEST_WORDS) -> str:
 
 
 # Why the KV cache of a request did not get from the prefill to the decode server, by the words of SGLang's own line, as
-# the wheels 0.4.6 to
-# 0.5.23 print them (srt/disaggregation). Where a line names a variable, the advice does too.
+# the wheels 0.4.6 to 0.5.23 print them (srt/disaggregation). Where a line names a variable, the advice does too.
 
 LONG_WAIT = 600  # seconds, as SGLang's own line advises
 _SECONDS = re.compile(r"timed out after (\d{1,6}(?:\.\d{1,3})?) ?s")

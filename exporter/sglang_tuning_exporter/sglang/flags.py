@@ -97,6 +97,12 @@ def argument_names() -> frozenset[str]:
     return frozenset(arg for arg in _spans("flags.json") if not is_secret(arg))
 
 
+def spellings() -> frozenset[str]:
+    """Return these names, and the flags that set them in any release."""
+    rows = ((arg, row) for arg in argument_names() for _, row in _spans("flags.json")[arg])
+    return argument_names().union(_flag(arg, row).flag for arg, row in rows)
+
+
 def _counted(names: Iterable[str]) -> list[int]:
     """Return how many of these arguments each release has."""
     counts = Counter(place for arg in names for span, _ in _spans("flags.json")[arg] for place in span)
@@ -241,9 +247,8 @@ def _count(value: object) -> int:
 
 
 # The arguments that the server prints at the start, without secrets: `server_args=ServerArgs(a=…, b=…)` is a
-# dataclass's repr (0.3.0 to
-# 0.5.18), `server_args={'a': …}` a dict's (0.5.20 on; sglang/srt/entrypoints/engine.py). Both have `api_key` in clear
-# text, so secrets are dropped here, before anything else reads them.
+# dataclass's repr (0.3.0 to 0.5.18), `server_args={'a': …}` a dict's (0.5.20 on; sglang/srt/entrypoints/engine.py).
+# Both have `api_key` in clear text, so secrets are dropped here, before anything else reads them.
 
 LONGEST_TEXT = 262_144
 _ARGUMENTS_KEPT = 2000
@@ -506,14 +511,13 @@ def _is_figure(value: object) -> bool:
 # after it has filled in defaults and multiplied some of them, so the typed values are found first:
 #
 # * Left out: what equals the release's default; what SGLang takes from another argument (`tokenizer_path`,
-# `served_model_name`); a drawn `random_seed`; the usual `device`; lists of graph sizes that follow from the largest;
-# what SGLang fills in at nearly every start (`_USUAL`).
+#   `served_model_name`); a drawn `random_seed`; the usual `device`; lists of graph sizes that follow from the largest;
+#   what SGLang fills in at nearly every start (`_USUAL`).
 # * Written although SGLang may have filled them in, because tuning depends on them: `mem_fraction_static`,
-# `chunked_prefill_size`,
-#   `max_running_requests`, `attention_backend`, `page_size`, `cuda_graph_max_bs` (up to 0.5.13), a graph that is off.
+#   `chunked_prefill_size`, `max_running_requests`, `attention_backend`, `page_size`, `cuda_graph_max_bs` (up to
+#   0.5.13), a graph that is off.
 # * Undone: DP attention multiplies `schedule_conservativeness` by 0.3 and divides `chunked_prefill_size` by the ranks
-# (by 2 up to 0.4.3;
-#   srt/server_args.py, srt/arg_groups/parallel_hook.py).
+#   (by 2 up to 0.4.3; srt/server_args.py, srt/arg_groups/parallel_hook.py).
 #
 # Secrets are not among the arguments. Environment variables and wrappers are not known here.
 

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 
 from sglang_tuning_exporter.sglang import advices, flags
@@ -159,11 +159,7 @@ def _types() -> frozenset[str]:
 @lru_cache(maxsize=1)
 def _values() -> frozenset[str]:
     """The flags of all releases, their names and the words that they take."""
-    found = flags.words().union(_read("libraries.json")["values"])
-    for arg, release in product(flags.argument_names(), flags.releases()):
-        if (flag := flags.flag_of(arg, release)) is not None:
-            found |= {arg, flag.flag}
-    return found
+    return flags.words().union(_read("libraries.json")["values"], flags.spellings())
 
 
 @lru_cache(maxsize=1)
