@@ -135,6 +135,11 @@ class Clock:
         alert, self.firing = self.alert(self.calm + span), None
         return alert
 
+    @property
+    def rests(self) -> bool:
+        """Whether its condition does not hold, and no alert fires."""
+        return self.since is None and self.firing is None
+
     def alert(self, until: float | None) -> Alert:
         """Return the notification that was sent; `until`: when it ended, None while it fires."""
         diagnosis = self.diagnosis
@@ -142,9 +147,14 @@ class Clock:
 
 
 class Clocks:
-    """The clocks of all diagnoses that have an alert, without those that the user accepts."""
+    """The clocks of all diagnoses that have an alert, without those that the user accepts.
 
-    def __init__(self, profile: profiles.Profile) -> None:
+    shown: somebody reads the values of the clocks in between. In a log of the past only the alerts are read, and a
+    clock that rests is passed over.
+    """
+
+    def __init__(self, profile: profiles.Profile, *, shown: bool = True) -> None:
+        self._shown = shown
         self.by_diagnosis = {
             diagnosis.id: Clock(diagnosis, profile.alert_wait, profile.wait_of(diagnosis.id, diagnosis.after))
             for diagnosis in ALL
@@ -156,12 +166,14 @@ class Clocks:
         holding = set(measured.diagnoses)
         firing = {clock.diagnosis for clock in self.by_diagnosis.values() if clock.firing is not None} & holding
         ended = []
-        for name, clock in self.by_diagnosis.items():
+        for clock in self.by_diagnosis.values():
             diagnosis = clock.diagnosis
+            if clock.rests and diagnosis not in holding and not self._shown:
+                continue
             causes = _delaying(diagnosis, measured, holding)
             if clock.firing is None and not firing.isdisjoint(causes):
                 continue  # somebody has been called for the cause
-            holds = None if name not in measured.figures else diagnosis in holding
+            holds = None if measured.figures.of(diagnosis) is None else diagnosis in holding
             begun, is_hindered = _event_at(diagnosis, server, now), not holding.isdisjoint(causes)
             ended.append(clock.pass_on(now, begun, holds=holds, hindered=is_hindered))
         return [alert for alert in ended if alert is not None]

@@ -82,7 +82,7 @@ class Course:
         self._profile = profile
         self._step: float | None = None  # the next one
         self._credited: dict[int | None, float] = {}  # serving seconds of each scheduler that are credited to rows
-        self._clocks = Clocks(profile)
+        self._clocks = Clocks(profile, shown=False)
         self._alerts: list[Alert] = []
         self._last_line: float | None = None
 
@@ -424,10 +424,14 @@ def _extend(run: Run, episodes: dict[str, Episode], name: str, measured: judge.M
     """Credit seconds to a row, and keep the view in which it was clearest."""
     figure = measured.figures[name]
     excess = (figure.value - (figure.limit or 0.0)) * (1 if figure.side == "above" else -1)
-    episode = episodes.setdefault(name, Episode(run, BY_ID[name], measured, excess))
-    episode.seconds += seconds
-    if excess > episode.excess:
+    episode = episodes.get(name)
+    if episode is None:
+        episode = episodes[name] = Episode(run, BY_ID[name], measured, excess)
+    elif excess > episode.excess:
         episode.excess, episode.measured = excess, measured
+    episode.seconds += seconds
+    if episode.measured is measured:
+        measured.figures.measure_all()  # later the facts of its view may be others
 
 
 def _leave_out(run: Run) -> None:

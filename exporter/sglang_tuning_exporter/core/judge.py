@@ -6,8 +6,9 @@ word. Nothing downstream measures again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 from typing import Literal
 
@@ -66,9 +67,9 @@ def judge(view: View) -> Judgement:
 
 
 def weigh(view: View) -> Measured:
-    """Return every figure, and the diagnoses that hold without those that another one explains: enough for alerts."""
+    """Return the figures, and the diagnoses that hold without those that another one explains: enough for alerts."""
     view = explained_by_flag(explained(view))
-    figures = {diagnosis.id: figure for diagnosis in ALL if (figure := _measure(diagnosis, view)) is not None}
+    figures = Figures(view)
     left = _unexplained(_holding(view, figures), view.profile)
     others = {diagnosis: tuple(other for other in left if other is not diagnosis) for diagnosis in left}
     return Measured(
@@ -76,14 +77,21 @@ def weigh(view: View) -> Measured:
     )
 
 
-def _holding(view: View, figures: Mapping[str, Figure]) -> set[Diagnosis]:
+@lru_cache
+def _of_profile(name: str) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses that are measured with a profile."""
+    return tuple(diagnosis for diagnosis in ALL if not diagnosis.profiles or name in diagnosis.profiles)
+
+
+def _holding(view: View, figures: Figures) -> set[Diagnosis]:
     """Return the diagnoses whose figure is on the bad side of its limit; none of a server that was stopped.
 
     If the line that explains a crash denies that memory ran out, the diagnoses that say so do not hold.
     """
     if view.stopped:
         return set()
-    holds = {diagnosis for diagnosis in ALL if diagnosis.id in figures and figures[diagnosis.id].holds}
+    asked = (diagnosis for diagnosis in _of_profile(view.profile.name) if diagnosis.when.is_possible(view))
+    holds = {diagnosis for diagnosis in asked if figures.holds(diagnosis)}
     denies = view.explanation is not None and view.explanation.denies_memory
     if denies and any(diagnosis.death == "crash" for diagnosis in holds):
         return {diagnosis for diagnosis in holds if not diagnosis.deniable}
@@ -113,12 +121,52 @@ def _measure(diagnosis: Diagnosis, view: View) -> Figure | None:
     return None if value is None or limit is None else Figure(when.name, value, when.unit, limit, when.side)
 
 
+class Figures(Mapping[str, Figure]):
+    """The figures of all diagnoses that can be measured over a view, by the names of the diagnoses.
+
+    A figure is measured when somebody asks for it first: while time passes, few are asked for.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._measured: dict[str, Figure | None] = {}
+
+    def of(self, diagnosis: Diagnosis) -> Figure | None:
+        """Return the figure of a diagnosis; None where it cannot be measured."""
+        name = diagnosis.id
+        if name not in self._measured:
+            self._measured[name] = _measure(diagnosis, self._view)
+        return self._measured[name]
+
+    def holds(self, diagnosis: Diagnosis) -> bool:
+        """Whether the figure of a diagnosis is on the bad side of its limit."""
+        figure = self.of(diagnosis)
+        return figure is not None and figure.holds
+
+    def measure_all(self) -> None:
+        """Measure every diagnosis now."""
+        for diagnosis in ALL:
+            self.of(diagnosis)
+
+    def __getitem__(self, name: str) -> Figure:
+        figure = self.of(BY_ID[name])
+        if figure is None:
+            raise KeyError(name)
+        return figure
+
+    def __iter__(self) -> Iterator[str]:
+        return (diagnosis.id for diagnosis in ALL if self.of(diagnosis) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Every diagnosis that holds over a view, causes first, without those that another one explains."""
 
     view: View
-    figures: Mapping[str, Figure]  # of all diagnoses that were measured
+    figures: Figures
     holding: tuple[str, ...]
 
     @property
@@ -146,12 +194,7 @@ class Measured:
     @property
     def checks(self) -> Mapping[str, Figure | None]:
         """The figure of every diagnosis of the profile; None where it was not measured."""
-        name = self.view.profile.name
-        return {
-            diagnosis.id: self.figures.get(diagnosis.id)
-            for diagnosis in ALL
-            if not diagnosis.profiles or name in diagnosis.profiles
-        }
+        return {diagnosis.id: self.figures.of(diagnosis) for diagnosis in _of_profile(self.view.profile.name)}
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:

@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import takewhile
 from math import inf
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -263,6 +264,50 @@ def merged(buckets: Iterable[Totals]) -> Totals:
     return whole
 
 
+class Window:
+    """The sum of the last buckets while its begin moves on: each bucket is added about twice, however often one asks.
+
+    `_older` has a sum for each of its buckets, of this one and all later ones of that part, the oldest last. Newer
+    buckets are added to one sum. The oldest bucket leaves with its sum. Once `_older` is empty, it is made of the
+    newer ones.
+    """
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self._last = since  # the begin of the newest bucket that it has
+        self._older: list[tuple[float, Totals]] = []
+        self._newer: list[tuple[float, Totals]] = []
+        self._sum = Totals()  # of the newer ones
+
+    def move(self, buckets: deque[tuple[float, Totals]], since: float, open_at: float) -> Totals:
+        """Return the sum of the buckets that began after `since`; the one that began at `open_at` may still change."""
+        self.since = since
+        recent = takewhile(lambda bucket: bucket[0] > max(since, self._last), reversed(buckets))
+        added = [bucket for bucket in recent if bucket[0] < open_at]
+        for begin, totals in reversed(added):
+            self._newer.append((begin, totals))
+            self._sum.add(totals)
+            self._last = begin
+        while self._older and self._older[-1][0] <= since:
+            self._older.pop()
+        if not self._older and self._newer and self._newer[0][0] <= since:
+            self._turn()
+        total = Totals(self._older[-1][1]) if self._older else Totals()
+        total.add(self._sum)
+        return total
+
+    def _turn(self) -> None:
+        """Make the older part of the newer buckets that are still in the window."""
+        total = Totals()
+        for begin, totals in reversed(self._newer):
+            if begin <= self.since:
+                break
+            total = Totals(total)
+            total.add(totals)
+            self._older.append((begin, total))
+        self._newer, self._sum = [], Totals()
+
+
 class Sums:
     """What is summed of one server: in buckets of ten seconds, of the present start, and since the beginning.
 
@@ -278,7 +323,7 @@ class Sums:
         self.by_page: set[str] = set()  # what pages count, so that lines need not
         self.logged_steps = 0.0  # decode steps by the log since the last page
         self._open, self._begin, self._end = Totals(), -inf, -inf  # the last bucket
-        self._windows: dict[tuple[float, float, float], Totals] = {}  # sums of buckets that are over
+        self._windows: dict[float, Window] = {}  # by their seconds; they have the buckets that are over
         self._unsettled: list[Callable[[], None]] = []
 
     def at(self, now: float) -> Totals:
@@ -322,26 +367,17 @@ class Sums:
         """Return the sums of some seconds up to a time."""
         self.settle()
         since = end - seconds - BUCKET_SECONDS
-        key = since // BUCKET_SECONDS, end // BUCKET_SECONDS, self._begin
-        over = self._windows.get(key)
-        if over is None:  # buckets that are over change no more
+        if end < self._begin:
+            return merged(totals for begin, totals in self.buckets if since < begin <= end)
+        window = self._windows.get(seconds)
+        if window is None or since < window.since:
             if len(self._windows) >= MOST_WINDOWS:
                 self._windows.clear()
-            over = self._windows[key] = self._over(since, end)
-        window = Totals(over)
-        if since < self._begin <= end:
-            window.add(self._open)
-        return window
-
-    def _over(self, since: float, end: float) -> Totals:
-        """Return the sum of the buckets of a window that are over, the oldest added first."""
-        inside: list[Totals] = []
-        for begin, totals in reversed(self.buckets):
-            if begin <= since:
-                break
-            if begin <= end and begin < self._begin:
-                inside.append(totals)
-        return merged(reversed(inside))
+            window = self._windows[seconds] = Window(since)
+        total = window.move(self.buckets, since, self._begin)
+        if since < self._begin:
+            total.add(self._open)
+        return total
 
     def forget(self, before: float) -> None:
         """Drop the buckets from before a time, but the last one."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import inf, sqrt
 
 from sglang_tuning_exporter.config import profiles
@@ -96,12 +97,17 @@ class View:
         return None if line is None or (line.time is not None and line.time < started) else line
 
     @cached_property
+    def counted(self) -> AbstractSet[str]:
+        """The names of the sums that are not 0."""
+        return {name for name, value in self.totals.items() if value}
+
+    @cached_property
     def _by_head(self) -> Mapping[str, Mapping[str, float]]:
         """The sums that are named `head/…`, by head and the rest of their names."""
         by_head: dict[str, dict[str, float]] = {}
         for name, value in self.totals.items():
-            head, slash, rest = name.partition("/")
-            if slash:
+            head, rest = _parts(name)
+            if rest:
                 by_head.setdefault(head, {})[rest] = value
         return by_head
 
@@ -178,7 +184,8 @@ class View:
 
     def share(self, signal: str, *states: str) -> float | None:
         """Return the share of states in the known serving time; None without any."""
-        return self.totals.share(signal, *states)
+        known = self.known[signal]
+        return sum(self.totals[f"{signal}/{state}"] for state in states) / known if known > 0 else None
 
     @property
     def waited_share(self) -> float:
@@ -232,9 +239,14 @@ class View:
             return None
         return mean * self.serving_ranks * (self.facts.micro_batches if figure == "running" else 1)
 
+    @cached_property
+    def _batches(self) -> list[tuple[float, float]]:
+        """The sizes of the running batch, each with its seconds."""
+        return sorted((float(number), value) for number, value in self.under("batch").items() if value > 0)
+
     def batch(self, share: float = 0.99) -> float | None:
         """Return the batch that is not exceeded for this share of the serving time."""
-        seconds = sorted((float(number), value) for number, value in self.under("batch").items() if value > 0)
+        seconds = self._batches
         left = share * sum(value for _, value in seconds)
         for number, value in seconds:
             left -= value
@@ -405,6 +417,13 @@ class View:
         return {dp: waits.get(dp, 0.0) / self.served for dp in {*serves, *map(str, self.ranks)} - {"None"}}
 
 
+@lru_cache(maxsize=4096)
+def _parts(name: str) -> tuple[str, str]:
+    """Return head and rest of the name of a sum; no rest where it has no head."""
+    head, _, rest = name.partition("/")
+    return head, rest
+
+
 def _mean_prompt(totals: Totals) -> float | None:
     """Return the tokens of a mean prompt, cached ones included; None where unknown."""
     return (
@@ -440,12 +459,12 @@ def explained(view: View) -> View:
     """
     view = _with_small_graphs(view)
     held_back = view.under("held")
+    if not sum(held_back.values()):
+        return view
     # Whatever the usage between them, retractions show that the cache fills up.
     retracts = view.totals["retraction_events"] > 1 and view.retractions_a_minute > SOME_RETRACTIONS
     gains = view.gains_by_lower_ratio
-    if sum(held_back.values()) and (
-        retracts or view.fills_its_reservation or (gains is not None and gains < LEAST_GAIN)
-    ):
+    if retracts or view.fills_its_reservation or (gains is not None and gains < LEAST_GAIN):
         return replace(view, totals=counted(view.totals, "held_back", "pool_full"))
     size = _size_of_a_limit(view, held_back)
     if size is None:

@@ -77,6 +77,13 @@ class When:
     needs: str = "load"
     in_log: bool = True
 
+    def is_possible(self, view: View) -> bool:
+        """Whether the figure can be on the bad side of its limit.
+
+        A share, a rate or an event is made of sums, and is good where all of them are 0.
+        """
+        return self.kind == "fact" or not view.counted.isdisjoint(self.counts)
+
     def bound(self, view: View) -> float | None:
         """Return the limit in force; None where the profile has none."""
         if callable(self.limit):

@@ -86,10 +86,13 @@ def _fits_one_gpu(view: View) -> float | None:
     """GB of the weights of the whole model, where tensor parallelism alone splits them and
     the load would fit as well.
     """
-    facts, weights, usage = view.facts, view.facts.weights_gb, view.mean("usage")
+    facts = view.facts
+    if (facts.number("tp_size") or 1.0) <= 1:
+        return None
+    weights, usage = facts.weights_gb, view.mean("usage")
     other = ("dp_size", "ep_size", "moe_dense_tp_size", "enable_ep_moe", "pp_size")
     spread = facts.attention_ranks > 1 or any((facts.number(name) or 0.0) > (name != "enable_ep_moe") for name in other)
-    if (facts.number("tp_size") or 1.0) <= 1 or spread or facts.is_cpu or not weights or not facts.capacity_gb:
+    if spread or facts.is_cpu or not weights or not facts.capacity_gb:
         return None
     model = weights * facts.shards
     left = 1.0 - (model - weights) / facts.pools_gb if facts.pools_gb else 1.0  # of a KV cache
@@ -128,12 +131,12 @@ def differing(view: View) -> list[profiles.Setting]:
     """
     if not view.facts.knows_arguments:
         return []
-    settings = (replace(setting, arg=_spelled(view, setting)) for setting in view.profile.settings)
+    settings = (_spelled(view, setting) for setting in view.profile.settings)
     return [setting for setting in settings if _differs(view, setting) and _fits_evidence(setting, view)]
 
 
-def _spelled(view: View, setting: profiles.Setting) -> str:
-    return view.facts.graph_arg if setting.arg == "cuda_graph_max_bs" else setting.arg
+def _spelled(view: View, setting: profiles.Setting) -> profiles.Setting:
+    return replace(setting, arg=view.facts.graph_arg) if setting.arg == "cuda_graph_max_bs" else setting
 
 
 def _differs(view: View, setting: profiles.Setting) -> bool:

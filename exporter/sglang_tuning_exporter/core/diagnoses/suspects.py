@@ -100,13 +100,14 @@ def _load_troubles(view: View) -> frozenset[str]:
 
 def proven(view: View) -> dict[Change, _Effects]:
     """Return the changes of the flags that figures show to cause a trouble, each with the groups that it causes."""
-    facts, troubles, changes = view.facts, _load_troubles(view), dict[Change, _Effects]()
-    typed = (facts.typed_arguments or {}) if troubles else {}
-    for suspect in SUSPECTS:
+    facts, changes = view.facts, dict[Change, _Effects]()
+    typed = facts.typed_arguments or {}
+    suspects = [suspect for suspect in SUSPECTS if suspect.is_suspicious(typed.get(suspect.change.arg))]
+    troubles = _load_troubles(view) if suspects else frozenset[str]()
+    for suspect in suspects if troubles else ():
         arg = suspect.change.arg
-        value = typed.get(arg)
-        if suspect.is_suspicious(value) and facts.flag(arg) and not suspect.is_forced(view):
-            effects, to, gain = suspect.proof(view, troubles, flags.number(value) or 0.0)
+        if facts.flag(arg) and not suspect.is_forced(view):
+            effects, to, gain = suspect.proof(view, troubles, flags.number(typed[arg]) or 0.0)
             if effects:
                 changes[replace(suspect.change, to=to, gain=gain)] = effects
     return changes
@@ -114,7 +115,8 @@ def proven(view: View) -> dict[Change, _Effects]:
 
 def proven_beside(view: View) -> dict[Change, _Effects]:
     """Return the changes of all proven flags; none where the only trouble is a cache that is full at times."""
-    return {} if _load_troubles(view) <= {"pool_full"} else proven(view)
+    changes = proven(view)
+    return {} if not changes or _load_troubles(view) <= {"pool_full"} else changes
 
 
 def explained_by_flag(view: View) -> View:
