@@ -94,7 +94,8 @@ class Course:
         if now is not None:
             if self._step is None:  # what has no time before it is of the same run
                 self._step, self.runs[-1].begin = now + STEP_SECONDS, now
-            self._pass_until(now)
+            if now >= self._step:
+                self._pass_until(now)
             self._last_line = now
         if event.kind == "arguments":
             self._end_run()

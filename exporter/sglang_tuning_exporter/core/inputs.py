@@ -231,15 +231,15 @@ class Source:
         else:
             chunks.close()
 
-    def blocks(self) -> Iterator[list[bytes]]:
-        """Give every line without its end, many at once. Raise `UsageError` where it cannot be read."""
+    def blocks(self) -> Iterator[bytes]:
+        """Give blocks of whole lines, each without its last end. Raise `UsageError` where it cannot be read."""
         chunks, self._unread = self._unread or self._text(), None
         for chunk in chunks:
-            yield chunk.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
+            yield chunk.replace(b"\r\n", b"\n").removesuffix(b"\n")
 
     def lines(self) -> Iterator[bytes]:
         """Give every line without its end."""
-        return chain.from_iterable(self.blocks())
+        return chain.from_iterable(block.split(b"\n") for block in self.blocks())
 
     def _text(self) -> Generator[bytes, None, None]:
         """Give the text in chunks of whole lines, the oldest first."""
@@ -446,6 +446,12 @@ class Lane:
         """Give the events with the times of this clock."""
         waiting: deque[Event] = deque()  # since a time that is far from the one before
         for event in events:
+            time = event.time
+            if not waiting and time is not None and -JITTER_SECONDS <= time + self._shift - self.now <= JITTER_SECONDS:
+                self.printed = time
+                event.time = self.now = max(self.now, time + self._shift)
+                yield event
+                continue
             waiting.append(event)
             while waiting and self._set_time(waiting, is_followed=len(waiting) > STRAY_LINES):
                 yield waiting.popleft()
@@ -516,8 +522,11 @@ class Voices:
                 return
             self._starts[name] = []
         if kind in _BATCHES:
-            span = self._batches.setdefault((name, event.rank), [lane.now, lane.now, 0])
-            span[1], span[2] = lane.now, span[2] + 1
+            span = self._batches.get((name, event.rank))
+            if span is None:
+                span = self._batches[name, event.rank] = [lane.now, lane.now, 0]
+            span[1] = lane.now
+            span[2] += 1
             if len(self._starts) > 1:
                 self._compare(name, event.rank)
         elif kind == "arguments":
@@ -709,19 +718,19 @@ class Logs:
         """Give the events of a log's files as printed."""
         for source in log:
             lane.name, before = source.label, lane.reader.number
-            for lines in source.blocks():
-                self.lines += len(lines)
-                yield from self._read_lines(lane, source, lines, before)
+            for block in source.blocks():
+                yield from self._read_block(lane, source, block, before)
             yield from lane.reader.end()
 
-    def _read_lines(self, lane: Lane, source: Source, lines: list[bytes], before: int) -> Iterator[Event]:
-        """Give the events of lines."""
-        read = lane.reader.read
+    def _read_block(self, lane: Lane, source: Source, block: bytes, before: int) -> Iterator[Event]:
+        """Give the events of a block of lines."""
+        read, has_start, lines = lane.reader.read, b"server_args=" in block, block.split(b"\n")
+        self.lines += len(lines)
         for line in lines:
             if events := read(line):
                 self._note_origin(lane, line, events, before)
                 yield from events
-            if line.find(b"server_args=", 0, 1000) >= 0:
+            if has_start and line.find(b"server_args=", 0, 1000) >= 0:
                 self._voices.started.add((lane, _frame(line)))
             if not self._is_sglangs:
                 self._give_up_late(source, line)

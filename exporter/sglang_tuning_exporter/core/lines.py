@@ -60,9 +60,21 @@ def stamp_of(text: bytes) -> tuple[float | None, Rank, int] | None:
     return None if match is None else (*_read_stamp(match[1], match[2] or match[3] or b""), match.end())
 
 
+_PLAIN_STAMP = re.compile(rb"\[(20\d\d-\d\d-\d\d) ([0-2]\d):([0-5]\d):([0-5]\d)\] ?")
+
+
+@lru_cache(maxsize=64)
+def _midnight(date: bytes) -> float | None:
+    """Return the midnight (UTC) that begins a date such as 2025-11-13, in unix seconds; None where no such day is."""
+    return time_of(date + b" 00:00:00")
+
+
 @lru_cache(maxsize=4096)
 def _dated(stamp: bytes) -> tuple[float, Rank] | None:
     """Read a whole stamp; None where it is none, or has no date."""
+    plain = _PLAIN_STAMP.fullmatch(stamp)
+    if plain is not None and (midnight := _midnight(plain[1])) is not None:
+        return midnight + int(plain[2]) * 3600 + int(plain[3]) * 60 + int(plain[4]), NO_RANK
     found = stamp_of(stamp)
     if found is None or found[0] is None or found[0] < FIRST_DATED or found[2] != len(stamp):
         return None
@@ -864,6 +876,19 @@ def _number_of(text: bytes) -> float:
     return int(text) if text.isdigit() else float(text)
 
 
+class _Numbers(dict[bytes, float]):
+    """The numbers of batch lines by their texts: most are printed again and again."""
+
+    def __missing__(self, text: bytes) -> float:
+        number = _number_of(text)
+        if len(text) <= _NUMBER_LENGTH and len(self) < _NUMBERS_KEPT:
+            self[text] = number
+        return number
+
+
+_NUMBERS_KEPT, _NUMBER_LENGTH = 1 << 14, 5  # entries, bytes
+_NUMBERS = _Numbers()
+
 _ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(GET|POST|PUT|DELETE|HEAD|OPTIONS|PATCH) ')
 _ANSWERED = re.compile(rb'[^"\n]{1,2000} HTTP/\d(?:\.\d)?" (\d{3})\b')
 _PAUSED = re.compile(rb"/(pause|continue)_generation HTTP/")
@@ -1229,6 +1254,7 @@ class Reader:
         stamp, message = slice(at, at + start), slice(at, at + length)
         names, usages = tuple(places), tuple(name for name in places if name.endswith("usage"))
         texts = itemgetter(*(slice(at + start + begin, at + start + end) for begin, end in places.values()))
+        recent, trust, number_of = self._recent, self.trust, _NUMBERS.__getitem__
 
         def usual(line: bytes) -> tuple[Event, ...] | None:
             origin = _dated(line[stamp])
@@ -1238,17 +1264,17 @@ class Reader:
             self.kind, self.around = kind, around
             self.lines[kind] += 1
             self.time, rank = origin
-            figures = dict(zip(names, map(_number_of, texts(line))))  # noqa: B905 - of one length
+            figures = dict(zip(names, map(number_of, texts(line))))  # noqa: B905 - of one length
             for name in usages:
                 if figures[name] > 2:  # no usage of a cache
                     del figures[name]
             figures.update(others)
-            event = Event(kind, self.time, rank, figures, word)
-            if self.trust.carrier:
-                event.marked = self.trust.is_near(self.number, self.time)
-            self._serving = self._stamped = self.trust.serves = True
+            event = Event(kind, origin[0], rank, figures, word)
+            if trust.carrier:
+                event.marked = trust.is_near(self.number, self.time)
+            self._serving = self._stamped = trust.serves = True
             self._go_on = None
-            self._recent.append(line[message])
+            recent.append(line[message])
             return (event,)
 
         return usual

@@ -49,7 +49,8 @@ class Pace:
 
     def take_prefill(self, now: float, printed: int, tokens: float) -> None:
         """Take a prefill line. `printed`: the second that it prints, even if the line comes late."""
-        second = self._second[1] + tokens if printed == self._second[0] else tokens
+        known, second = self._second
+        second = second + tokens if printed == known else tokens
         self._second = (printed, second)
         self.rate = max(self.rate, second)
         if self.decoded_at is None and -inf < self.prefilled_at < now:

@@ -169,8 +169,8 @@ class Scheduler:
 
     def _take_prefill(self, event: Event, now: float) -> None:
         figures, shown, pace = event.figures, self.shown, self.pace
-        tokens, sequences = figures.get("tokens", 0.0), figures.get("sequences", 0.0)
-        cached = figures.get("cached", 0.0)
+        get = figures.get
+        tokens, sequences, cached = get("tokens", 0.0), get("sequences", 0.0), get("cached", 0.0)
         if tokens <= 1 and not (shown.running or shown.queued or cached):
             self._account.count_probe()
             shown.note_empty()  # a health probe is no load
@@ -191,15 +191,16 @@ class Scheduler:
 
     def _take_size(self, tokens: float, sequences: float) -> None:
         """Take whether a prefill batch was full, and whether its last prompt continues in the next one."""
-        settings = self._settings
+        settings = self._facts.settings(self.dp)
         most = settings.prefill_tokens
         if most is None:
             most = self._take_chunk(tokens)
-        counted = tokens + (self.shown.running or 0.0 if settings.mixes_chunks else 0.0)
-        ended_by_requests = sequences >= settings.prefill_requests and counted < (most or 0.0)
-        self._is_full = most is not None and counted >= FULL_PREFILL * most and not ended_by_requests
-        fills_chunk = counted >= FULL_PREFILL * settings.chunk if settings.chunk else settings.chunks_prompts
-        self._continues = self._is_full and fills_chunk
+        counted = tokens + (self.shown.running or 0.0) if settings.mixes_chunks else tokens
+        if most is None or counted < FULL_PREFILL * most or (sequences >= settings.prefill_requests and counted < most):
+            self._is_full = self._continues = False
+            return
+        self._is_full = True
+        self._continues = counted >= FULL_PREFILL * settings.chunk if settings.chunk else settings.chunks_prompts
 
     def _take_chunk(self, tokens: float) -> float | None:
         """Take the size of a prefill batch where the start is not known; return the most that one may have."""

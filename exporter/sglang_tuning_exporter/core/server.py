@@ -425,8 +425,8 @@ class Server:
             self.explanation = None
 
     def _take_batch(self, event: Event, now: float) -> None:
-        rank = event.rank
-        scheduler = self._scheduler(rank.dp)
+        dp = event.rank.dp
+        scheduler = self.schedulers.get(dp) or self._scheduler(dp)
         if scheduler is None or scheduler.repeats(event):
             return
         self.last["work"] = now

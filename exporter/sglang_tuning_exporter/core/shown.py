@@ -50,12 +50,15 @@ class Shown:
         self.queued = figures.get("queued", self.queued)
         self.is_of_page = False
         usages, usage = self.usages, figures.get("usage")
+        if not _RARE.isdisjoint(figures):
+            self._take_rare(figures)
         if usage is not None:
             usages["full"] = usage
             self._of_lines.add("full")
-        if not _RARE.isdisjoint(figures):
-            self._take_rare(figures)
-        self.usage = usage if usage is not None and len(usages) == 1 else max(usages.values(), default=None)
+            if len(usages) == 1:
+                self.usage = usage
+                return
+        self.usage = max(usages.values(), default=None)
 
     def _take_rare(self, figures: Mapping[str, float]) -> None:
         """Take the pools and queues of a line that most servers do not have."""
