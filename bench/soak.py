@@ -36,7 +36,7 @@ from bench.attackers import NAME, PASSWORD, credentials
 from bench.processes import Exporter, end
 from bench.reference import Server
 from bench.server import answering
-from sglang_tuning_exporter.core.watch import SETTLED_SECONDS
+from sglang_tuning_exporter.core.ledger import SETTLED_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

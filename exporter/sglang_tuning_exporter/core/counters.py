@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
 from typing import Any, TypeVar
 
+from sglang_tuning_exporter.core.events import is_count
 from sglang_tuning_exporter.core.facts import DECODE_LOG_INTERVAL
-from sglang_tuning_exporter.core.sums import (
-    LATENCIES,
+from sglang_tuning_exporter.core.sums import LATENCIES
+from sglang_tuning_exporter.sglang.metrics import (
+    MOST_BOUNDS,
+    RANK_COUNTS,
+    SERVER_COUNTS,
+    Histogram,
+    RankFigures,
+    Scrape,
 )
-from sglang_tuning_exporter.sglang.metrics import RANK_COUNTS, SERVER_COUNTS, Histogram, RankFigures, Scrape
 
 _T = TypeVar("_T", Scrape, RankFigures)
 
@@ -61,15 +69,12 @@ class Counters:
         self.page: Scrape | None = None  # the last one
         # The last one whose counters were used, with those of pages before that it lacks.
         self.whole: Scrape | None = None
-        self.former: Scrape | None = (
-            None  # until the first page: retractions and progress on the last one of the exporter before
-        )
-        self.is_continued = False  # the first page was of the same start as that one
         self.ranks: tuple[RankGains, ...] = ()
         self.restarted = False
         self.moved: float | None = None  # tokens and requests together; None where no counter shows it
         self.counts: dict[str, float] = {}
         self.latencies: dict[str, Histogram] = {}
+        self.are_used = False  # the counters of the last one
         self._fell = False  # those of the last one were smaller
         self._begin(Scrape([]))
 
@@ -106,12 +111,13 @@ class Counters:
 
         `queue_is_full`: by --max-queued-requests. `is_new`: smaller counters are those of a new start.
         """
-        before, is_first, self.page = self.whole, self.page is None, page
+        before, self.page = self.whole, page
         known = {} if before is None else {rank.dp: rank for rank in before.ranks}
         self.ranks = tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks)
         self.restarted, self.moved, self.counts, self.latencies = False, None, {}, {}
         unsure = before is not None and not (is_new or self._fell) and _any_fell(before, known, page)
-        if page.counters_invalid or unsure or (is_first and self._lacks_the_former(page)):
+        self.are_used = not (page.counters_invalid or unsure)
+        if not self.are_used:
             self._fell = self._fell or (unsure and not page.counters_invalid)
             return
         self.restarted, self._fell = self.fell(page), False
@@ -121,6 +127,8 @@ class Counters:
         if self.restarted:
             before, known = Scrape([]), {}
             self._begin(before)
+        if known and known.keys().isdisjoint(rank.dp for rank in page.ranks):
+            known |= {rank.dp: rank for rank in page.ranks}  # all are new names: their counters are no gain
         self.counts = _counted(before, page)
         if page.open_requests is not None and page.generation_posts is not None:
             self.counts["server_errors"] = self.counts.get("server_errors", 0.0) + self._broken(page)
@@ -140,30 +148,48 @@ class Counters:
         known |= {rank.dp: _with_older(rank, known.get(rank.dp), RANK_COUNTS) for rank in page.ranks}
         self.whole = replace(_with_older(page, before, (*SERVER_COUNTS, *LATENCIES)), ranks=list(known.values()))
 
-    def _lacks_the_former(self, page: Scrape) -> bool:
-        """Whether a page has none of the schedulers that the last one of the exporter before had: the next page
-        decides.
-        """
-        former = {rank.dp for rank in self.former.ranks} if self.former is not None else set()
-        return bool(former and page.ranks) and former.isdisjoint(rank.dp for rank in page.ranks)
-
     def _take_first(self, page: Scrape) -> None:
-        """Take the first page: it gained nothing but what was retracted since the last one of the exporter before."""
-        former, self.former, self.whole = self.former, None, page
+        """Take the first page, which gained nothing."""
         self.moved = None if page.progress is None else 0.0
-        self.is_continued = (
-            former is not None and page.progress is not None and not _is_less(page.progress, former.progress)
-        )
-        known = (
-            {rank.dp: rank.retracted_requests or 0.0 for rank in former.ranks} if former and self.is_continued else {}
-        )
-        ranks = []
-        for rank in page.ranks:
-            number = rank.retracted_requests
-            earlier = None if number is None else min(known.get(rank.dp, number), number)
-            ranks.append(replace(_rank(replace(rank, retracted_requests=earlier), rank), is_fresh=True))
-        self.ranks = tuple(ranks)
+        self.whole = page
+        self.ranks = tuple(replace(_rank(rank, rank), is_fresh=True) for rank in page.ranks)
         self._begin(page)
+
+    def saved(self) -> object:
+        """Return the counters of the present start as plain JSON, for the exporter after this one."""
+        page = self.whole
+        if page is None:
+            return None
+        return {
+            "server": {name: figure for name in _OF_SERVER if (figure := getattr(page, name)) is not None},
+            "latencies": {
+                name: [list(histogram.bounds[:-1]), list(histogram.counts), histogram.seconds]
+                for name in LATENCIES
+                if (histogram := getattr(page, name)) is not None
+            },
+            "ranks": [[rank.dp, [getattr(rank, name) for name in RANK_COUNTS]] for rank in page.ranks],
+            "differences": [self._unfinished, self._most_unfinished, self._left, self._unanswered, self._most],
+            "fell": self._fell,
+        }
+
+    def restore(self, saved: object) -> None:
+        """Go on from what `saved` returned; without all of it the next page is the first."""
+        match saved:
+            case {
+                "server": dict() as server,
+                "latencies": dict() as latencies,
+                "ranks": list() as ranks,
+                "differences": [*numbers, dict() as most],
+                "fell": bool() as fell,
+            } if len(numbers) == 4 and all(map(_is_number, (*numbers, *most.values()))):
+                figures = {name: float(server[name]) for name in _OF_SERVER if is_count(server.get(name))}
+                known = {name: _histogram(latencies.get(name)) for name in LATENCIES}
+                of_ranks = [rank for entry in ranks if (rank := _rank_of(entry)) is not None]
+                whole: dict[str, Any] = {**figures, **known}
+                self._begin(Scrape([]))
+                self.whole, self._fell = Scrape(of_ranks, **whole), fell
+                self._unfinished, self._most_unfinished, self._left, self._unanswered = map(float, numbers)
+                self._most = {str(name): float(value) for name, value in most.items()}
 
     def _broken(self, page: Scrape) -> float:
         """Return how many more requests an exception ended before SGLang counted their answer, as two pages in a row
@@ -222,6 +248,38 @@ def _with_older(new: _T, old: _T | None, names: Iterable[str]) -> _T:
 
 def _is_less(new: float | None, old: float | None) -> bool:
     return old is not None and new is not None and new < old
+
+
+_OF_SERVER = ("progress", *SERVER_COUNTS)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
+
+
+def _histogram(saved: object) -> Histogram | None:
+    """Return a histogram that was saved; None where it cannot be one."""
+    match saved:
+        case [list() as bounds, list() as counts, None | int() | float() as seconds] if (
+            all(map(is_count, (*bounds, *counts)))
+            and len(counts) == len(bounds) + 1 <= MOST_BOUNDS
+            and all(low < high for low, high in pairwise(bounds))
+            and all(low <= high for low, high in pairwise(counts))
+            and (seconds is None or is_count(seconds))
+        ):
+            return Histogram((*map(float, bounds), inf), tuple(map(float, counts)), seconds)
+    return None
+
+
+def _rank_of(saved: object) -> RankFigures | None:
+    """Return the counters of a scheduler that were saved; None where they cannot be some."""
+    match saved:
+        case [None | int() as dp, list() as figures] if len(figures) == len(RANK_COUNTS):
+            counts: dict[str, Any] = {
+                name: float(figure) for name, figure in zip(RANK_COUNTS, figures, strict=True) if is_count(figure)
+            }
+            return RankFigures(dp, **counts)
+    return None
 
 
 def _any_fell(before: Scrape, known: Mapping[int | None, RankFigures], page: Scrape) -> bool:

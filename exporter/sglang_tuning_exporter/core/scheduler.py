@@ -64,8 +64,8 @@ class Scheduler:
         peers: Mapping[int | None, Scheduler],
     ) -> None:
         self.dp = dp
-        self.profile = profile
-        self._facts, self._peers = facts, peers  # those of the same start, this one among them
+        self.profile, self.facts = profile, facts
+        self._peers = peers  # those of the same start, this one among them
         self._account, self.shown = account, Shown()
         self.pace, self._starts, self._chunk_size = Pace(), Starts(), ChunkSize()
         self.speaker: Rank | None = None  # of the ranks that print the same batch, the one that counts
@@ -93,7 +93,7 @@ class Scheduler:
 
     @property
     def _settings(self) -> Settings:
-        return self._facts.settings(self.dp)
+        return self.facts.settings(self.dp)
 
     # A line
 
@@ -163,7 +163,7 @@ class Scheduler:
     def _take_graph(self, event: Event, steps: float, now: float) -> None:
         """Take whether a decode batch replayed a CUDA graph; unknown where another rank decided that."""
         is_replayed, running = bool(event.figures["graph"]), self.shown.running or 0.0
-        self._facts.take_graph_device("" if is_replayed else event.word or self._facts.graph_device)
+        self.facts.take_graph_device("" if is_replayed else event.word or self.facts.graph_device)
         self._account.count_graph(steps, running, is_replayed=is_replayed)
         self.shown.graph = None if not is_replayed and self._another_decides(running, now) else is_replayed
 
@@ -191,7 +191,7 @@ class Scheduler:
 
     def _take_size(self, tokens: float, sequences: float) -> None:
         """Take whether a prefill batch was full, and whether its last prompt continues in the next one."""
-        settings = self._facts.settings(self.dp)
+        settings = self.facts.settings(self.dp)
         most = settings.prefill_tokens
         if most is None:
             most = self._take_chunk(tokens)
@@ -223,7 +223,7 @@ class Scheduler:
     def _another_decides(self, running: float, now: float) -> bool:
         """Whether a step ran without a graph because another rank of DP attention prefilled, or has a larger batch."""
         settings = self._settings
-        if self.dp is None or (self._facts.knows_arguments and settings.attention_ranks < 2):
+        if self.dp is None or (self.facts.knows_arguments and settings.attention_ranks < 2):
             return False
         largest = settings.largest_captured or ASSUMED_CAPTURED
         others = max((peer.shown.running or 0.0 for peer in self._peers.values() if peer.dp != self.dp), default=0.0)
@@ -316,7 +316,7 @@ class Scheduler:
     def _graph_between(self, gains: RankGains) -> bool | None:
         """Return whether most decode steps between two scrapes replayed a CUDA graph; None where that is not known."""
         # A server whose arguments are not known, and that never replayed a graph, may have no GPU.
-        is_known = bool(self._facts.arguments) or bool(gains.figures.replayed_batches)
+        is_known = bool(self.facts.arguments) or bool(gains.figures.replayed_batches)
         eager, replayed = gains.gained.get("eager_batches", 0.0), gains.gained.get("replayed_batches", 0.0)
         return eager <= replayed if gains.steps and is_known else None
 

@@ -17,6 +17,7 @@ from sglang_tuning_exporter.core.account import Account
 from sglang_tuning_exporter.core.counters import Counters, RankGains
 from sglang_tuning_exporter.core.events import CAUSE, COUNTED_KINDS, ENDINGS, Event, Rank, says_why
 from sglang_tuning_exporter.core.facts import Facts
+from sglang_tuning_exporter.core.ledger import COUNTED_BY_PAGE, REQUESTS, RETRACTED, Ledger
 from sglang_tuning_exporter.core.progress import CHECK_GAP_SECONDS, Hang, Progress
 from sglang_tuning_exporter.core.reasons import STUCK_SECONDS
 from sglang_tuning_exporter.core.scheduler import LOGGED_SECONDS, Scheduler, Silence
@@ -73,10 +74,9 @@ class Server:
         self._failed: dict[str, float] = {}
         self._failing_beside = 0.0  # requests that ran while health checks have failed
         self.counters = Counters()
-        self._start_is_due = False  # the log shows a start that the counters do not show yet
         self._was_away = False  # nothing answered since the last page
         self.progress = Progress()
-        self._logged = Totals()  # rejected and failed requests that the log has shown, and no counter so far
+        self.ledger = Ledger()  # of what log and pages both count
         self.transfer: Event | None = None  # the last failed one whose line says why, else the last
         self.hicache: Event | None = None  # what its host or storage cache could not do, at last
         self._is_one_of_some = False  # the last failed one was a warning about "some requests"
@@ -109,6 +109,11 @@ class Server:
         return self._sums.counted
 
     @property
+    def by_page(self) -> set[str]:
+        """What pages count of schedulers, so that lines need not."""
+        return self._sums.by_page
+
+    @property
     def lives(self) -> dict[int | None, Totals]:
         """Sums of each scheduler since the beginning, as `life` returns them."""
         self._sums.settle()
@@ -123,18 +128,25 @@ class Server:
         longest = self.facts.size("max_queued_requests")
         queues = (*(rank.queued for rank in page.ranks), *(shown.queued for shown in self._all_shown()))
         full = longest is not None and max(filter(None, queues), default=0.0) >= QUEUE_FULL * longest
+        follows = counters.page is None and counters.whole is not None  # the first page since the exporter before
         # A start that the log shows, or that nothing answered before, makes smaller counters certain.
-        counters.take(page, queue_is_full=full, is_new=self._start_is_due or self._was_away)
-        if counters.restarted and not self._start_is_due:
-            self._take_start(Event("arguments", now, arguments={}), now)
+        counters.take(page, queue_is_full=full, is_new=self.ledger.log_is_ahead or self._was_away)
+        if counters.restarted:
+            if self.ledger.start_of_pages(now):
+                self._take_start(Event("arguments", now, arguments={}), now)
+        elif counters.are_used:
+            self.ledger.same_start()
         if not page.counters_invalid:
-            self._start_is_due = self._was_away = False
+            self._was_away = False
         self.facts.take_page(page)
-        self._count_gains(page, now)
+        self._count_gains(page, now, follows=follows)
         for rank in counters.ranks:
             scheduler = self._scheduler(rank.figures.dp)
+            gains = self._complete(rank)
+            if follows:
+                gains = self._count_gap(gains)
             if scheduler is not None:
-                scheduler.take_page(self._complete(rank), rank.gained, now)
+                scheduler.take_page(gains, rank.gained, now)
         self._leave_out(page, now)
         self.progress = Progress() if counters.restarted else self.progress
         self.progress.take_page(
@@ -148,9 +160,14 @@ class Server:
         if self.ended or self.starting:
             self.ended, self.starting = "", False
 
-    def _count_gains(self, page: Scrape, now: float) -> None:
-        """Count what the whole server gained. What is counted is there from the first page on, as 0."""
-        bucket, counts, counted = self.bucket(now), self.counters.counts, self._sums.counted
+    def _count_gains(self, page: Scrape, now: float, *, follows: bool) -> None:
+        """Count what the whole server gained. What is counted is there from the first page on, as 0.
+
+        follows: the gains are those of a time without an exporter, longer perhaps than any window: they are no part of
+        one.
+        """
+        bucket = Totals() if follows else self.bucket(now)
+        counts, counted = self.counters.counts, self._sums.counted
         for name in PAGE_SUMS:
             if getattr(page, name, None) is not None:
                 counted[name] += 0.0  # it is counted from here on
@@ -159,14 +176,23 @@ class Server:
         for name in PAGE_SUMS:
             if (gained := counts.get(name)) is None:
                 continue
-            known = min(self._logged[name], max(gained, 0.0))  # the log's lines of the same requests came first
-            self._logged[name] -= known
-            more = gained - known
+            more = self.ledger.gain(name, gained, now) if name in COUNTED_BY_PAGE and gained > 0 else gained
             bucket[name] += more
             counted[name] += max(more, 0.0)
-            if more > 0:
+            if more > 0 and not follows:
                 self.last[name] = now
+        for rank in self.counters.ranks:
+            self.ledger.gain(RETRACTED, rank.gained.get(RETRACTED, 0.0), now, rank.figures.dp)
+        self.ledger.gain(REQUESTS, counts.get("generation_posts", counts.get(REQUESTS, 0.0)), now)
         self._count_latencies(page, bucket)
+
+    def _count_gap(self, gains: RankGains) -> RankGains:
+        """Count what a scheduler did while there was no exporter; return its figures without it."""
+        life = self.life(gains.figures.dp)
+        for name in ("computed_tokens", "cached_tokens", "replayed_batches", "eager_batches"):
+            if name in gains.gained:
+                life[name] += gains.gained[name]
+        return replace(gains, gained={})
 
     def _count_latencies(self, page: Scrape, bucket: Totals) -> None:
         for name, histogram in self.counters.latencies.items():
@@ -261,10 +287,11 @@ class Server:
     @contextmanager
     def uncounted(self, now: float) -> Iterator[None]:
         """Count nothing of the lines that are taken within, nor of the time up to `now`."""
+        ledger, self.ledger = self.ledger, Ledger()
         counted, lives = Totals(self.counted), {dp: Totals(life) for dp, life in self.lives.items()}
         yield
         self.advance(now)
-        self.unexplained = None
+        self.unexplained, self.ledger = None, ledger
         _restore(self.counted, counted)
         for dp, life in self.lives.items():
             _restore(life, lives.get(dp, Totals()))
@@ -355,8 +382,12 @@ class Server:
         self.starting = self.starting and event.kind != "ready"
 
     def _take_logged_start(self, event: Event, now: float) -> None:
-        self._take_start(event, now)
-        self._start_is_due = True
+        """Take a start that the log shows; pages may have shown it before."""
+        if self.ledger.start_of_log(now if event.time is None else event.time):
+            self._take_start(event, now)
+        else:
+            self._take_arguments(event)
+            self.starting = True  # until the next page, or the line that it is ready
 
     def _take_draining(self, event: Event, now: float) -> None:
         self.stopping = True
@@ -405,13 +436,13 @@ class Server:
 
     def count(self, name: str, now: float, event: Event, number: float = 1.0) -> None:
         """Count what happened, and what of it is marked."""
+        if name in COUNTED_BY_PAGE:
+            number = self.ledger.show(name, number, now)
         bucket = self.bucket(now)
         bucket[name] += number
         if event.marked:
             bucket[f"marked.{name}"] += number
         self.last[name] = now
-        if name in {"rejected_requests", "server_errors", "failed_transfers"}:
-            self._logged[name] += number
         if name == "out_of_memory.unknown":
             self.unexplained = now
         else:
@@ -470,9 +501,10 @@ class Server:
         if scheduler is not None:
             scheduler.take_retraction(event, now)
         life = self.life(scheduler.dp if scheduler is not None else event.rank.dp)
-        requests = figures.get("requests", 0.0)
+        at = now if event.time is None else event.time
+        requests = self.ledger.show(RETRACTED, figures.get("requests", 0.0), at, event.rank.dp)
         self.count("retraction_events", now, event)
-        self.count("retracted_requests", now, event, requests)
+        self.count(RETRACTED, now, event, requests)
         life["retraction_events"] += 1
         life["retracted_requests"] += requests
         if "ratio_after" in figures:
@@ -582,18 +614,23 @@ class Server:
         if known is None or says_why(event.text) or (is_old and not says_why(known.text)):
             self.transfer = event
 
+    def _take_arguments(self, event: Event) -> None:
+        """Begin the facts of a start, and judge by its edition and role."""
+        self.facts = Facts(version=self.facts.version)
+        self.facts.take_line(event)
+        for scheduler in self.schedulers.values():
+            scheduler.facts = self.facts
+        self._choose_profile()
+
     def _take_start(self, event: Event, now: float) -> None:
         self.advance(now)
         self._stop(now)
         self.starts += 1
         self.count("server_starts", now, event)
         self.started_at.append(now)
-        self.facts = Facts(version=self.facts.version)
-        self.facts.take_line(event)
         self.schedulers = {}
-        self._choose_profile()
+        self._take_arguments(event)
         self._failed.clear()
-        self._logged.clear()
         self._sums.begin_start()
         self.starting, self.stopping, self.ended, self.explanation = True, False, "", None
         self.transfer = self.hicache = None

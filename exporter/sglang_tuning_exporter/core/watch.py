@@ -22,22 +22,18 @@ from sglang_tuning_exporter.core.alerts import Clocks, Words
 from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.events import OUT_OF_MEMORY_PHASES, Event, aged, is_count, lists, to_json
 from sglang_tuning_exporter.core.findings import Finding, Judgement, Start
+from sglang_tuning_exporter.core.ledger import REQUESTS, RETRACTED, SETTLED_SECONDS, UNSETTLED_SECONDS
 from sglang_tuning_exporter.core.server import WORKS_ON_SECONDS, Server
 from sglang_tuning_exporter.core.sums import LATENCIES_JUDGED, present_name
 from sglang_tuning_exporter.core.times import Span
 from sglang_tuning_exporter.core.view import BURN_RATES, View, view_of
-from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.metrics import RANK_COUNTS, RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 KEPT_SECONDS = 6 * 3600.0  # of sums, for the chart
-SETTLED_SECONDS = 2.0  # after which a scrape shows what a line says
-UNSETTLED_SECONDS = 30.0  # without any scrape: as with the log alone
 READ_SECONDS = 2.0  # after which all lines of a printed second are read: the log is read every second
 ASKED_SECONDS = 10.0  # in which a line that waits is a reason to ask
 MOST_WAITING, MOST_HELD = 1024, 4096
-REQUESTED_SECONDS = 60.0  # after a request, in which the line that it causes may come
-LATE_LINES_SECONDS = 10.0  # in which the lines of what a counter gained may still be written
-UNREAD_SECONDS = 600.0  # at most, in which a log that is read late, or not at all, is waited for
 DEAD_SECONDS = 30.0  # without progress, busy: what a line says of an end is true
 STARTING_SECONDS = 1800.0  # a large model loads for minutes
 UNSEEN_SECONDS = 900.0  # a server that was never seen may be starting for so long
@@ -56,18 +52,22 @@ NO_METRICS = frozenset({"metrics_disabled", "not_sglang"})  # it answers, and sh
 NOT_DOWN = NO_METRICS | {"not_ready", "own_limit"}  # the last: the exporter could not ask
 AWAY = frozenset({"connection_refused", "unreachable", "not_ready"})  # nothing answers, or a proxy in its place
 FIRST_WITH_FIGURES = (0, 5, 0)  # from this release on a page has figures before the first request
-# Kinds of a log that a page counts itself where it has one of these.
-COUNTED_BY_PAGE = {
-    "rejected": ("refused_requests", "answered_requests"),
-    "server_error": ("server_errors", "answered_requests", "generation_posts"),
-    "transfer": ("failed_transfers",),
-}
 # Each of these lines has a request of its own, so there are not more of them than requests, where a page counts those.
 OF_A_REQUEST = frozenset({"too_long", "refused"})
-REQUESTS = ("generation_posts", "posted_requests")
-OF_COUNTERS = OF_A_REQUEST | {"retraction"}  # a counter gained the requests of these lines, or they are not true
-WAITING = FATAL | {"health"} | COUNTED_BY_PAGE.keys()
-Budget: TypeAlias = "deque[tuple[float, float, int | None]]"  # when a counter gained how many, of which DP rank
+# What a page counts by itself, if it counts it: such a line is needed only while no page comes.
+BY_PAGE = frozenset({"rejected", "server_error", "transfer"})
+_POSTS = ("generation_posts", "posted_requests")
+# Kinds of lines of which a page counts the same: the account in `core/ledger`, and the figures of a page of which one
+# is enough.
+COUNTED_BY_BOTH = {
+    "retraction": (RETRACTED, ("retracted_requests",)),
+    "too_long": (REQUESTS, _POSTS),
+    "refused": (REQUESTS, _POSTS),
+    "rejected": ("rejected_requests", ("refused_requests", "answered_requests")),
+    "server_error": ("server_errors", ("server_errors", "answered_requests", "generation_posts")),
+    "transfer": ("failed_transfers", ("failed_transfers",)),
+}
+WAITING = FATAL | {"health"} | BY_PAGE  # whatever the page counts
 # Why a line is not counted: the counter did not gain it, the server works on, or too many lines wait. A label of
 # `log_doubtful_total`.
 Doubt: TypeAlias = Literal["counter", "works_on", "too_many"]
@@ -154,7 +154,6 @@ class Watch:
         self.since: dict[str, float] = {}  # since when each row holds
         self.failure: Failure | None = None  # the last scrape's; None if it was answered
         self.log_trouble = ""  # why the log cannot be read
-        self.read_to = inf  # what was written in the log until then is taken
         self._reads, self._scrapes = reads, scrapes
         self._answered_at: float | None = None  # the last scrape that was answered
         self._failed_since: float | None = None
@@ -163,11 +162,6 @@ class Watch:
         self._behind_start: list[Line] = []  # a start that waits, and all lines after it
         self._stands_since: float | None = None  # busy without progress
         self._moves: deque[float] = deque(maxlen=8)  # when pages were asked for that showed progress
-        self._retracted: Budget = deque()  # requests by the counters, without a line so far
-        self._requests: Budget = deque()  # the same of all that came
-        self._settled = WAITING  # kinds of lines that a page confirms or refutes
-        self._first_page: float | None = None  # when it was asked for
-        self._unsure: list[Event] = []  # lines that the first page may have counted already
         self._sendings: deque[float] = deque(maxlen=8)  # when pages were asked for that showed that tokens were sent
         self._disagreed: dict[str, float] = {}  # when log and metrics last disagreed about a fact that both show
         self._worked_at = -inf  # metrics last showed work
@@ -181,11 +175,14 @@ class Watch:
     def take_line(self, event: Event, *, past: bool = False) -> None:
         """Take a line of the log. `past`: it was there before the exporter, so nothing can be asked about it."""
         line = Line(event.time if event.time is not None else (self.server.now or self.begin), event)
+        self.server.ledger.catch_up()
         if event.kind in {"decode", "prefill"}:
             self.server.last["batch"] = line.at
         if event.kind == "transfer":
             self.server.explain_transfer(event, line.at)  # even if the counter, not the log, counts it
         if self._counts_at_once(line, past=past):
+            if self._behind_start:  # of the exporter before this one: older lines come first
+                self._release(accept=True)
             self._accept(line)
             return
         settle = next(settle for applies, settle in self._FATES if applies(self, line))
@@ -200,14 +197,15 @@ class Watch:
 
     def _counts_at_once(self, line: Line, *, past: bool) -> bool:
         """Whether a line can be counted now because no later scrape can confirm or refute it."""
-        counters, kind = self.server.counters, line.event.kind
-        if kind == "retraction" and counters.former is not None:
-            return False
-        if self.failure is not None or self._answered_at is None:
+        server, kind = self.server, line.event.kind
+        if kind not in COUNTED_BY_BOTH:
+            return past or self.failure is not None or self._answered_at is None
+        if self.failure is not None or server.counters.whole is None or server.ledger.is_of_another_time(line.at):
             return True
-        # SGLang prints whole seconds.
-        is_newer = counters.is_continued or line.at > (self._first_page or -inf) - 1.0
-        return past and not (kind == "retraction" and kind in self._settled and is_newer)
+        return kind == "retraction" and self._page_counts(kind) and server.ledger.can_be_before(line.at)
+
+    def _shows_a_start_of_pages(self, line: Line) -> bool:
+        return line.event.kind == "arguments" and self.server.ledger.is_shown(line.at)
 
     def _follows_a_start(self, line: Line) -> bool:
         return bool(self._behind_start) or line.event.kind == "arguments"
@@ -220,50 +218,51 @@ class Watch:
         else:
             self._behind_start.append(line)
 
-    def _is_counted_by_page(self, line: Line) -> bool:
-        return line.event.kind in COUNTED_BY_PAGE and self._page_counts(line.event.kind)
-
     def _is_of_another_rank(self, line: Line) -> bool:
         """Whether another TP rank has printed this retraction: the counter is charged once."""
-        is_settled = line.event.kind == "retraction" and "retraction" in self._settled
-        return is_settled and self.server.is_repeated(line.event, line.at)
+        is_counted = line.event.kind == "retraction" and self._page_counts("retraction")
+        return is_counted and self.server.is_repeated(line.event, line.at)
 
     def _leave_out(self, line: Line) -> None:
-        """Count nothing: the page does, or another rank's line."""
+        """Count nothing: another rank's line does."""
 
     def _needs_a_page(self, line: Line) -> bool:
-        return line.event.kind in self._settled or self.server.counters.former is not None
+        kind = line.event.kind
+        return kind in WAITING or (kind in COUNTED_BY_BOTH and self._page_counts(kind))
 
     def _wait(self, line: Line) -> None:
         at, event = line
-        if len(self._waiting) >= (MOST_WAITING // 2 if event.kind in OF_A_REQUEST else MOST_WAITING):
-            self._doubt(line, "too_many")
+        is_frequent = event.kind in OF_A_REQUEST | BY_PAGE
+        if len(self._waiting) >= (MOST_WAITING // 2 if is_frequent else MOST_WAITING):
+            self._drop(line, "too_many")
             return
-        event = self.server.with_moment(event) if event.kind == "retraction" else event
-        self._waiting.append(Line(at, event))
-        is_continued = self.server.counters.is_continued
-        if self._first_page is not None and not is_continued and at < self._first_page + SETTLED_SECONDS:
-            self._unsure.append(event)
+        self._waiting.append(Line(at, self.server.with_moment(event) if event.kind == "retraction" else event))
 
     def _is_of_no_start(self, line: Line) -> bool:
         """Whether a line that only a start prints comes from a server that works."""
         return line.event.kind in OF_A_START - {"ready"} and not self.server.starting
 
     def _refute(self, line: Line) -> None:
-        self._doubt(line, "works_on")
+        self._drop(line, "works_on")
 
-    def _doubt(self, line: Line, reason: Doubt) -> None:
-        self.doubtful[line.event.kind, reason] += 1
+    def _drop(self, line: Line, reason: Doubt) -> None:
+        """Count a line as doubtful alone; one of what the page counts is only not needed."""
+        if line.event.kind not in BY_PAGE:
+            self.doubtful[line.event.kind, reason] += 1
 
     def _accept(self, line: Line) -> None:
-        if line.event.kind == "arguments":
+        event = line.event
+        if event.kind == "arguments":
+            self._accept_of_the_start_before()
             self._served_starts = self.server.starts if self._served_starts is None else self._served_starts
-        self.server.take_line(line.event)
+            # A start that was saved has no arguments: the log's past was read again for them.
+            event = event if event.arguments else replace(event, arguments=self.server.facts.arguments)
+        self.server.take_line(event)
 
     # What becomes of a line on which a page has the last word: the first row that applies. The order is the rule.
     _FATES: ClassVar[tuple[tuple[Callable[[Watch, Line], bool], Callable[[Watch, Line], None]], ...]] = (
+        (_shows_a_start_of_pages, _accept),
         (_follows_a_start, _hold),
-        (_is_counted_by_page, _leave_out),
         (_is_of_another_rank, _leave_out),
         (_needs_a_page, _wait),
         (_is_of_no_start, _refute),
@@ -277,10 +276,12 @@ class Watch:
         """
         server = self.server
         started, known = list(server.started_at), dict(server.last)
+        waiting, self._waiting = self._waiting, deque()
         with server.uncounted(now):
             for event in events:
                 if not self._scrapes or (event.kind not in WAITING and event.kind != "retraction"):
                     self.take_line(event, past=True)
+        self._waiting = waiting
         if started:  # restored: the same starts
             server.started_at.clear()
             server.started_at.extend(started)
@@ -290,6 +291,15 @@ class Watch:
         """Note lines of known kinds whose words no known release prints."""
         self.server.bucket(now)["unreadable"] += lines
         self.server.last["unreadable"] = now
+
+    @property
+    def read_to(self) -> float:
+        """Until when everything written in the log is taken."""
+        return self.server.ledger.read_to
+
+    @read_to.setter
+    def read_to(self, time: float) -> None:
+        self.server.ledger.read_to = time
 
     @property
     def start_waits(self) -> bool:
@@ -305,14 +315,15 @@ class Watch:
         )
 
     def _page_counts(self, kind: str) -> bool:
-        """Whether the page counts the same: a status that never came has no counter yet."""
-        page = self.server.page
-        return page is not None and any(getattr(page, name) is not None for name in COUNTED_BY_PAGE[kind])
+        """Whether pages count what a kind of line says: a status that never came has no counter yet."""
+        page, (_, figures) = self.server.counters.whole or self.server.page, COUNTED_BY_BOTH[kind]
+        parts = () if page is None else (page, *page.ranks)
+        return any(getattr(part, figure, None) is not None for part in parts for figure in figures)
 
     def waits(self, now: float) -> bool:
         """Whether a line waits for a scrape that is to be made at once."""
         lines = (*self._waiting, *self._behind_start)
-        return any(now - line.at <= ASKED_SECONDS and line.event.kind not in OF_A_REQUEST for line in lines)
+        return any(now - line.at <= ASKED_SECONDS and line.event.kind not in OF_A_REQUEST | BY_PAGE for line in lines)
 
     # Scrapes
 
@@ -324,34 +335,29 @@ class Watch:
             self._release(accept=True)
         self.burn_rates.begin_minute(server.counted, now)
         server.take_page(page, now)
-        self._note_first(begun)
+        if server.ledger.first_page is None and counters.whole is not None:
+            server.ledger.begin(begun)
+        if server.ledger.log_is_behind:
+            self._accept_of_the_start_before()
+            server.ledger.catch_up()
         if self._failed_since is not None and self._answered_at is not None:
             self._outages.append((self._failed_since, now))
         self.failure, self._answered_at, self._failed_since = None, now, None
-        self._settled = self._settled_by(page)
-        if self._reads and "retraction" in self._settled:
+        if self._reads and self._page_counts("retraction"):
             self._disagreed.setdefault("retracted_requests", -inf)
         self._note_progress(page, before, now, begun)
         self._compare_pools(page, now)
-        self._settle(now)
+        self._settle(now, begun)
+        if counters.are_used:
+            server.ledger.settle(begun)
         self._served_starts = server.starts
 
-    def _note_first(self, begun: float) -> None:
-        """Note the first page with counters, and the lines that it may have counted already."""
-        counters = self.server.counters
-        if self._first_page is None and counters.whole is not None:
-            self._first_page = begun
-            self._unsure += [] if counters.is_continued else [event for _, event in self._waiting]
-
-    def _settled_by(self, page: Scrape) -> frozenset[str]:
-        """Return the kinds of lines that pages confirm or refute; a counter that one page lacks still counts."""
-        page = self.server.counters.whole or page
-        settled = set(WAITING)
-        if any(rank.retracted_requests is not None for rank in page.ranks):
-            settled.add("retraction")
-        if any(getattr(page, name) is not None for name in REQUESTS):
-            settled |= OF_A_REQUEST
-        return frozenset(settled)
+    def _accept_of_the_start_before(self) -> None:
+        """Count the lines that wait for a counter of the start before: no page shows it any more."""
+        waiting = [line for line in self._waiting if line.event.kind in COUNTED_BY_BOTH]
+        self._waiting = deque(line for line in self._waiting if line.event.kind not in COUNTED_BY_BOTH)
+        for line in waiting:
+            self._accept(line)
 
     def _note_progress(self, page: Scrape, before: Scrape | None, now: float, begun: float) -> None:
         """Note whether the server works, stands still or sends tokens, as a page and the one before show it."""
@@ -379,60 +385,48 @@ class Watch:
         spans = [(begin, end) for begin, end in (*self._outages, *present) if end > since]
         return sum(end - max(begin, since) for begin, end in spans) / OUTAGE_SECONDS, len(spans)
 
-    def _settle(self, now: float) -> None:
-        """Decide on the lines that waited, by what the page shows."""
-        self._take_gains(now)
+    def _settle(self, now: float, begun: float) -> None:
+        """Decide on the lines that waited, by what the page shows that was asked for at `begun`."""
         stands = self._stands_since is not None and now - self._stands_since >= DEAD_SECONDS
         # Few requests first, then lines that clients cannot have written: this order loses the fewest real lines if
         # some are forged.
         waiting = sorted(self._waiting, key=lambda line: (line.event.figures.get("requests", 1.0), line.event.marked))
         self._waiting.clear()
         for line in waiting:
-            is_true = self._is_true(line, now, stands=stands)
+            is_true = self._is_true(line, now, begun, stands=stands)
             if is_true:
                 self._accept(line)
             elif is_true is None:
                 self._waiting.append(line)
-            elif line.event.kind not in COUNTED_BY_PAGE:
-                self._doubt(line, "counter" if line.event.kind in OF_COUNTERS else "works_on")
+            else:
+                self._drop(line, "counter" if line.event.kind in COUNTED_BY_BOTH else "works_on")
         if self._behind_start and self._is_settled(self._behind_start[0].at, now):
             self._release(accept=False)
-        self._count_unlogged(now)
+        self._count_overdue(now)
 
-    def _take_gains(self, now: float) -> None:
-        """Note what the counters gained that lines are about."""
-        counters = self.server.counters
-        for rank in counters.ranks:
-            if rank.gained.get("retracted_requests"):
-                self._retracted.append((now, rank.gained["retracted_requests"], rank.figures.dp))
-        if requests := next((counters.counts[name] for name in REQUESTS if name in counters.counts), 0.0):
-            self._requests.append((now, requests, None))
-        while self._requests and self._requests[0][0] < self._read_until(now) - REQUESTED_SECONDS:
-            self._requests.popleft()
-
-    def _is_true(self, line: Line, now: float, *, stands: bool) -> bool | None:
-        """Return whether a line is true; None while that is not known. A line of what the page counts is not needed."""
+    def _is_true(self, line: Line, now: float, begun: float, *, stands: bool) -> bool | None:
+        """Return whether a line is true and counts; None while that is not known."""
         kind, page, settled = line.event.kind, self.server.page, self._is_settled(line.at, now)
-        if kind in COUNTED_BY_PAGE:
-            return False if self._page_counts(kind) else True if settled else None
-        if kind in OF_COUNTERS:
-            return self._is_paid(line, now)
+        if kind in COUNTED_BY_BOTH and (kind not in BY_PAGE or self._page_counts(kind)):
+            return self._is_shown(line, begun)
+        if kind in BY_PAGE:
+            return True if settled else None
         if kind == "health" and page is not None and page.sent is not None:
             return self._sends_nothing(line.at, now)
         if stands:
             return True
         return False if settled and self._stands_since is None else None
 
-    def _is_paid(self, line: Line, now: float) -> bool | None:
-        """Return whether a counter gained the requests of a line; None while it still may."""
-        event = line.event
+    def _is_shown(self, line: Line, begun: float) -> bool | None:
+        """Return whether a counter gained what a line says, and the line counts; None while it still may."""
+        ledger, event, (account, _) = self.server.ledger, line.event, COUNTED_BY_BOTH[line.event.kind]
         if event.kind == "retraction":
-            paid = self._pay(self._retracted, event.figures.get("requests", 1.0), event.rank.dp)
+            is_gained = ledger.covers(account, event.figures.get("requests", 1.0), event.rank.dp)
         else:
-            paid = self._pay(self._requests, 1.0)
-        if paid or now - line.at <= UNSETTLED_SECONDS:
-            return True if paid else None
-        return any(unsure is event for unsure in self._unsure)
+            is_gained = ledger.pay(account)
+        if is_gained:
+            return event.kind not in BY_PAGE
+        return False if self.server.counters.are_used and begun - line.at > UNSETTLED_SECONDS else None
 
     def _sends_nothing(self, at: float, now: float) -> bool | None:
         """Return whether no token has been sent since a health check failed; None while that is not known."""
@@ -447,37 +441,17 @@ class Watch:
         """
         return sum(begun >= at + SETTLED_SECONDS for begun in self._moves) > 1 or now - at > UNSETTLED_SECONDS
 
-    @staticmethod
-    def _pay(budget: Budget, requests: float, dp: int | None = None) -> bool:
-        """Take requests from those that a counter gained, of a scheduler where it is known, the oldest first; whether
-        it gained so many.
-        """
-        mine = [place for place, (_, _, of) in enumerate(budget) if dp is None or of is None or of == dp]
-        if requests > sum(budget[place][1] for place in mine) + 1e-9:
-            return False
-        for place in mine:
-            at, number, of = budget[place]
-            taken = min(number, requests)
-            budget[place], requests = (at, number - taken, of), requests - taken
-        for place in reversed(mine):
-            if budget[place][1] <= 0:
-                del budget[place]
-        return True
-
-    def _read_until(self, now: float) -> float:
-        """Return until when all lines that were written are here: a busy machine may read them much later."""
-        return max(min(now, self.read_to), now - UNREAD_SECONDS)
-
-    def _count_unlogged(self, now: float) -> None:
-        """Count what the counter gained and no line shows."""
+    def _count_overdue(self, now: float) -> None:
+        """Count the retracted requests of the counter whose lines have not come."""
         logged = self._reads and now - self.server.last.get("batch", -inf) <= SILENT_SECONDS
-        waiting = (event for _, event in (*self._waiting, *self._behind_start) if event.kind == "retraction")
-        owed = sum(event.figures.get("requests", 1.0) for event in waiting)
-        while sum(number for _, number, _ in self._retracted) > owed and (
-            not self._reads or self._read_until(now) - self._retracted[0][0] > LATE_LINES_SECONDS
-        ):
-            at, number, dp = self._retracted.popleft()
-            self.server.count_retracted(number, min(at, now), dp)
+        waiting: dict[str, dict[int | None, float]] = {}
+        for line in (*self._waiting, *self._behind_start):
+            if line.event.kind in COUNTED_BY_BOTH:
+                numbers = waiting.setdefault(COUNTED_BY_BOTH[line.event.kind][0], {})
+                dp = line.event.rank.dp
+                numbers[dp] = numbers.get(dp, 0.0) + line.event.figures.get("requests", 1.0)
+        for gain in self.server.ledger.overdue(now, waiting, reads=self._reads):
+            self.server.count_retracted(gain.number, min(gain.at, now), gain.dp)
             if logged and self.server.starts == self._served_starts:
                 self._disagreed["retracted_requests"] = now
 
@@ -485,12 +459,8 @@ class Watch:
         """Take a start that waited with the lines after it, or these without it."""
         released, self._behind_start = self._behind_start, []
         if accept:
-            self.server.counters.former = None
             waiting, self._waiting = self._waiting, deque()
-            for line in waiting:
-                if line.event.kind not in COUNTED_BY_PAGE or not self._page_counts(line.event.kind):
-                    self._accept(line)
-            for line in released:
+            for line in (*waiting, *released):
                 self._accept(line)
         elif released:
             self._refute(released[0])
@@ -525,7 +495,7 @@ class Watch:
             return self._without_metrics(message)
         self._answers_otherwise = None
         if reason == "no_series":  # before SGLang ever answered it is another server; afterwards a proxy in its place
-            known = self._answered_at is not None or server.counters.former is not None
+            known = self._answered_at is not None or server.counters.whole is not None
             return Failure("invalid" if known else "not_sglang", message)
         if serves:
             return self._without_figures(message, seconds)
@@ -577,10 +547,11 @@ class Watch:
         """Let time pass."""
         self.server.advance(now)
         self.server.forget(now - KEPT_SECONDS)
+        self.server.ledger.catch_up()
         first = min((at for at, _ in (*self._waiting, *self._behind_start)), default=now)
         if now - first > UNSETTLED_SECONDS and (self._answered_at or -inf) < first + SETTLED_SECONDS:
             self._release(accept=True)
-        self._count_unlogged(now)
+        self._count_overdue(now)
 
     @property
     def is_up(self) -> bool | None:
@@ -784,7 +755,10 @@ class Watch:
             "doubtful": [[*key, number] for key, number in self.doubtful.items()],
             "ledger": self.burn_rates.saved(now),
             "waiting": [[now - at, to_json(event)] for at, event in self._waiting],
-            "retracted": self._retracted_so_far(),
+            "behind_start": [[now - at, to_json(event)] for at, event in self._behind_start],
+            "counters": self.server.counters.saved(),
+            "by_page": sorted(self.server.by_page),
+            "accounts": self.server.ledger.saved(now),
             "clocks": self.clocks.saved(now),
             "words": self.words.saved(now),
             "starts": [now - at for at in self.server.started_at],
@@ -808,8 +782,13 @@ class Watch:
                     self.doubtful[kind, reason] = number
         self.burn_rates.restore(document.get("ledger"), then)
         self._waiting.extend(Line(*line) for line in islice(aged(document.get("waiting"), then), MOST_WAITING))
+        self._behind_start += [Line(*line) for line in islice(aged(document.get("behind_start"), then), MOST_HELD)]
+        self.server.counters.restore(document.get("counters"))
+        if self.server.counters.whole is not None:
+            self.server.ledger.restore(document.get("accounts"), then)
+            by_page = document.get("by_page")
+            self.server.by_page.update(name for name in RANK_COUNTS if isinstance(by_page, list) and name in by_page)
         if age <= UNKNOWN_AGE:
-            self.server.counters.former = self._former(document.get("retracted"))
             self.clocks.restore(document.get("clocks"), then)
         self.words.restore(document.get("words"), then)
         starts = document.get("starts")
@@ -827,31 +806,6 @@ class Watch:
                     self.server.life(dp).update(_counts(counts))
                     if dp is not None and self._scrapes:  # pages say which ranks there are
                         self.server.absent.add(dp)
-
-    def _retracted_so_far(self) -> list[object] | None:
-        """Return what the last page counted and no line has used, for the next exporter."""
-        page, unused = self.server.counters.whole, Counter[int | None]()
-        if page is None or page.progress is None or self.failure is not None or page.counters_invalid:
-            return None
-        for _, number, dp in self._retracted:
-            unused[dp] += int(number)
-        counted = [(rank.dp, rank.retracted_requests) for rank in page.ranks]
-        return [page.progress, [[dp, number - unused[dp]] for dp, number in counted if number is not None]]
-
-    @staticmethod
-    def _former(saved: object) -> Scrape | None:
-        """Return the page that `_retracted_so_far` saved; None where it cannot be one."""
-        match saved:
-            case [int() | float() as progress, list() as ranks] if ranks:
-                return Scrape(
-                    [
-                        RankFigures(dp, retracted_requests=float(number))
-                        for dp, number in (entry for entry in lists(ranks) if len(entry) == 2)
-                        if isinstance(dp, int | None) and is_count(number)
-                    ],
-                    progress=float(progress),
-                )
-        return None
 
 
 def _counts(saved: object) -> dict[str, float]:
