@@ -16,6 +16,7 @@ from sglang_tuning_exporter.core.counters import Counters
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.findings import Judgement
 from sglang_tuning_exporter.core.lines import Reader
+from sglang_tuning_exporter.core.sums import Totals
 from sglang_tuning_exporter.core.watch import Watch
 from sglang_tuning_exporter.recordings.recording import load
 from sglang_tuning_exporter.recordings.replay import packaged
@@ -254,6 +255,72 @@ def test_one_spoiled_page_is_no_start_and_counts_nothing(spoiled: dict[str, Any]
     beside.scrape(80, finished_requests=80.0)
     assert beside.watch.server.starts == 1
     assert beside.count("finished_requests") - before == 80.0 - (good.finished_requests or 0.0)
+
+
+IMPOSSIBLE: list[dict[str, Any]] = [
+    {"counters_invalid": True, "finished_requests": None},
+    {"progress": 1e15},
+    {"finished_requests": 1e15},
+    {"retracted_requests": 1e15},
+    {"progress": 3.0},
+]
+
+
+@pytest.mark.parametrize("impossible", IMPOSSIBLE)
+def test_one_page_that_no_server_can_have_is_set_aside_with_its_gauges(impossible: dict[str, Any]) -> None:
+    beside = served(available_gpu_memory_gb=20.0)
+    good, before = beside.page, Totals(beside.watch.server.counted)
+    beside.scrape(76, running=999.0, available_gpu_memory_gb=-1.0, **impossible)
+    server = beside.watch.server
+    assert server.schedulers[None].shown.running == 60.0
+    assert server.facts.page[None].available_gpu_memory_gb == 20.0
+    beside.page = good
+    beside.scrape(80, finished_requests=80.0)
+    assert (server.starts, server.capped["pages"]) == (1, 1)
+    assert server.counted["finished_requests"] - before["finished_requests"] == 80.0 - (good.finished_requests or 0.0)
+    assert server.counted["retracted_requests"] == before["retracted_requests"]
+
+
+def test_of_pages_whose_counters_are_no_figures_all_the_time_the_gauges_are_used() -> None:
+    beside = served()
+    for at in (76, 80, 84):
+        beside.scrape(at, running=5.0, counters_invalid=True)
+    server = beside.watch.server
+    assert (server.schedulers[None].shown.running, server.capped["pages"]) == (5.0, 1)
+
+
+def test_counters_that_leapt_and_stay_there_are_those_of_the_server() -> None:
+    beside = served()
+    beside.scrape(76, finished_requests=2e9)
+    beside.scrape(80, finished_requests=2e9 + 5)
+    assert beside.count("finished_requests") > 1.9e9
+
+
+@pytest.mark.parametrize("others", [0.5, 2.0], ids=["a server with fewer", "a server with more"])
+def test_of_two_servers_whose_pages_come_in_turn_one_is_followed_and_that_is_said(others: float) -> None:
+    beside, counters = Beside(reads=False), {"finished_requests": 1000.0, "progress": 9000.0}
+    other = {name: value * others for name, value in counters.items()}
+    seen = []
+    for turn in range(12):
+        for running, figures in ((10.0, counters), (90.0, other)):
+            figures["finished_requests"] += 1.0
+            figures["progress"] += 9.0
+            beside.scrape(8.0 * turn + running / 20, running=running, **figures)
+        seen.append(beside.watch.server.counters.alternate)
+    server = beside.watch.server
+    assert seen == [*seen[:4], *[True] * 8]
+    assert not seen[0]
+    assert server.schedulers[None].shown.running == (10.0 if others < 1 else 90.0)
+    assert server.starts == 0
+    assert server.counted["finished_requests"] <= 12.0 + 1000.0  # of the first change to a server with more
+
+
+def test_a_server_that_starts_anew_beside_no_other_is_not_taken_for_two() -> None:
+    beside = served()
+    for turn in range(4):
+        for step in range(3):
+            beside.scrape(80 + 12 * turn + 4 * step, finished_requests=step + 1.0, progress=9.0 * step + 1)
+    assert not beside.watch.server.counters.alternate
 
 
 SIGTERM = "SIGTERM received. signum=None frame=None. Draining requests and shutting down..."

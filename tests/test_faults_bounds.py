@@ -53,6 +53,19 @@ def test_a_bound_in_the_document_is_the_one_in_force(what: str, words: str, modu
         assert any(re.search(rf"(?<![\d.,]){re.escape(way)}(?![\d.]|,\d)", words) for way in written(figure)), what
 
 
+def test_every_row_about_delivery_names_a_test_that_exists() -> None:
+    section = TEXT.split("## Delivery")[1].split("## Bounds")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| source")]
+    assert len(rows) > 10
+    for row in rows:
+        assert re.search(r"\| (its \w+ )?(exactly|at least|at most) once", row), row
+        named = re.findall(r"`(test_\w+)\.py(?:::(test_\w+))?`", row)
+        assert named, row
+        for file, test in named:
+            source = (ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8")
+            assert not test or re.search(rf"^def {test}\(", source, re.MULTILINE), f"{file}.py has no {test}"
+
+
 def test_every_section_of_faults_names_the_tests_that_try_it() -> None:
     named = re.findall(r"`(tests/test_\w+\.py)`", TEXT)
     assert {f"tests/test_faults_{part}.py" for part in ("log", "past", "process", "server")} <= set(named)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import itertools
+import re
 import secrets
 import socket
 import time
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 import requests
 
-from conftest import Answer, FakeSGLang, Page, drip, hang, raw, reply, running_exporter, wait_for
+from conftest import SERVING, Answer, FakeSGLang, Page, drip, hang, raw, reply, running_exporter, wait_for
 from faults import (
     OK_HEAD,
     Totals,
@@ -28,6 +30,7 @@ from faults import (
     totals,
 )
 from sglang_tuning_exporter.collect.scrape import MOST_BYTES
+from sglang_tuning_exporter.collect.sidecar import TWO_SERVERS
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.server import MOST_SCHEDULERS
@@ -188,6 +191,51 @@ def test_a_million_series_are_cut_and_the_cut_is_counted(sglang: FakeSGLang) -> 
         assert totals(page) == Totals(5, 5, 0)
         assert resident(exporter, "VmHWM") - before < MOST_MIB
         assert complaints(exporter) == []
+
+
+WHOLE = SERVING.decode()
+TOKENS = re.compile(r"(?m)^(sglang:generation_tokens_total\{[^}]*\}) (\S+)$")
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        re.sub(r"(?m)^(sglang:[^ ]*) \S+$", r"\1 -1", WHOLE),
+        TOKENS.sub(r"\1 1e15", WHOLE),
+    ],
+    ids=["each value -1", "a counter of 1e15"],
+)
+def test_one_corrupt_page_is_counted_and_changes_nothing_else(corrupt: str, sglang: FakeSGLang) -> None:
+    with running_exporter("--sglang-url", sglang.url) as exporter:
+        before = exporter.page()
+        for _ in range(3):
+            sglang.answers["/metrics"] = reply(corrupt.encode())
+            exporter.page()
+            sglang.answers["/metrics"] = reply(SERVING)
+            exporter.page()
+        after = exporter.page()
+        assert after.value("sglang_tuning_capped_total", what="pages") == 3
+        assert after.value("sglang_tuning_server_starts_total") == before.value("sglang_tuning_server_starts_total")
+        for page in (before, after):
+            alerts = {s.labels["diagnosis"] for s in page.samples if s.name == "sglang_tuning_alert" and s.value}
+            assert alerts == set()
+        assert totals(after) == totals(before)
+
+
+def test_two_servers_behind_one_address_are_said_on_the_page_and_once_in_a_line(sglang: FakeSGLang) -> None:
+    asked = itertools.count()
+
+    def in_turn(connection: socket.socket) -> None:
+        number = next(asked)
+        reply(serving(1000 * (1 + number % 2) + number))(connection)
+
+    sglang.answers["/metrics"] = in_turn
+    with running_exporter("--sglang-url", sglang.url) as exporter:
+        for _ in range(12):
+            page = exporter.page()
+        assert page.value("sglang_tuning_server_starts_total") == 0
+        assert TWO_SERVERS in exporter.get("/").text
+        assert sum(TWO_SERVERS in line for line in exporter.said) == 1
 
 
 def test_many_dp_ranks_are_cut_and_the_cut_is_counted(sglang: FakeSGLang) -> None:

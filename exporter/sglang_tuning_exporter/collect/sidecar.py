@@ -55,6 +55,8 @@ LOADS_TIMEOUT_SECONDS = 2.0
 # A server without metrics may still answer `/server_info`. A 404 may come from a proxy, so ask again.
 MAY_ANSWER: frozenset[str] = frozenset({"metrics_disabled", "http_404"})
 
+TWO_SERVERS = "the pages of two servers come in turn, and only one of them is read: give the address of one server"
+
 logger = logging.getLogger("sglang_tuning_exporter")
 
 
@@ -268,7 +270,10 @@ class Sidecar:
                 logger.info("scraping %s", self.config.metrics_url)
             self.scrape_seconds, self.unrecognised_families = seconds, page.unrecognised
             starts = watch.server.starts
+            is_known = watch.server.counters.alternate
             watch.take_page(page, now, now - seconds)
+            if watch.server.counters.alternate and not is_known:
+                logger.warning("%s: %s", self.config.metrics_url, TWO_SERVERS)
             if self._was_away or watch.server.starts != starts:
                 self._ask_info_again()
                 self._asks_limits = False  # until the release is known: it may be another server

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
@@ -21,6 +21,9 @@ from sglang_tuning_exporter.sglang.metrics import (
 )
 
 _T = TypeVar("_T", Scrape, RankFigures)
+# Of tokens between two pages: beyond any server, even where each prompt is found in its cache. The next page decides.
+MOST_GAINED = 1e9
+MOST_RETURNS = 2  # of pages to smaller counters, after which they are those of another server and not spoiled
 
 
 def increase(old: float | None, new: float | None) -> float:
@@ -57,7 +60,8 @@ class Counters:
 
     They are cumulative since the server's start; one that appears counts from 0. If the server was away meanwhile, or
     its log shows a start, counters that fall belong to a new start, else only if they are still smaller on the next
-    page: a page can be spoiled.
+    page: a page can be spoiled. A page whose counters leap beyond any server, or are no figures, is set aside in the
+    same way, with its gauges. Where the pages of two servers come in turn, one of them is followed.
 
     Streamed requests that SGLang rejects are answered with status 200 and an error, and never finish. One request ends
     in both counters at about the same time, so only what exceeds the greatest difference so far counts. A prompt that
@@ -66,7 +70,7 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self.page: Scrape | None = None  # the last one
+        self.page: Scrape | None = None  # the last one that was not set aside
         # The last one whose counters were used, with those of pages before that it lacks.
         self.whole: Scrape | None = None
         self.ranks: tuple[RankGains, ...] = ()
@@ -75,8 +79,17 @@ class Counters:
         self.counts: dict[str, float] = {}
         self.latencies: dict[str, Histogram] = {}
         self.are_used = False  # the counters of the last one
-        self._fell = False  # those of the last one were smaller
+        self.is_set_aside = False  # the last one: no server has such a page between those before and after it
+        self._other: Scrape | None = None  # the last one whose counters were smaller, beside `whole`
+        self._returns = 0  # how often a later one continued it, after one that continued `whole`
+        self._fell = False  # the counters of the last one were smaller, or leapt
+        self._was_invalid = False
         self._begin(Scrape([]))
+
+    @property
+    def alternate(self) -> bool:
+        """Whether the pages of two servers come in turn."""
+        return self._returns >= MOST_RETURNS
 
     def _begin(self, first: Scrape) -> None:
         """Begin the sums of one start, of which this is the first page."""
@@ -111,21 +124,25 @@ class Counters:
 
         `queue_is_full`: by --max-queued-requests. `is_new`: smaller counters are those of a new start.
         """
-        before, self.page = self.whole, page
+        before = self.whole
         known = {} if before is None else {rank.dp: rank for rank in before.ranks}
         self.ranks = tuple(RankGains(rank, {}, is_fresh=True) for rank in page.ranks)
         self.restarted, self.moved, self.counts, self.latencies = False, None, {}, {}
-        unsure = before is not None and not (is_new or self._fell) and _any_fell(before, known, page)
-        self.are_used = not (page.counters_invalid or unsure)
+        is_invalid = page.counters_invalid
+        unsure = before is not None and not is_new and self._is_unsure(before, page)
+        self.are_used = not (is_invalid or unsure)
+        self.is_set_aside = before is not None and (unsure or (is_invalid and not self._was_invalid))
+        self._was_invalid = is_invalid
+        self.page = self.page if self.is_set_aside else page
         if not self.are_used:
-            self._fell = self._fell or (unsure and not page.counters_invalid)
+            self._fell = self._fell or (unsure and not is_invalid)
             return
         self.restarted, self._fell = self.fell(page), False
         if before is None:
             self._take_first(page)
             return
         if self.restarted:
-            before, known = Scrape([]), {}
+            before, known, self._other, self._returns = Scrape([]), {}, None, 0
             self._begin(before)
         if known and known.keys().isdisjoint(rank.dp for rank in page.ranks):
             known |= {rank.dp: rank for rank in page.ranks}  # all are new names: their counters are no gain
@@ -147,6 +164,17 @@ class Counters:
         # A counter that a page lacks goes on when it is back, and is not counted from 0.
         known |= {rank.dp: _with_older(rank, known.get(rank.dp), RANK_COUNTS) for rank in page.ranks}
         self.whole = replace(_with_older(page, before, (*SERVER_COUNTS, *LATENCIES)), ranks=list(known.values()))
+
+    def _is_unsure(self, before: Scrape, page: Scrape) -> bool:
+        """Whether the next page has to decide about the counters of this one; of two servers only one is followed."""
+        if page.counters_invalid or not _any_count(_is_less, before, page):
+            return not self._fell and _any_count(_leaps, before, page)
+        continues_other = self._other is not None and not _any_count(_is_less, self._other, page)
+        if self._fell and not (continues_other and self.alternate):
+            return False
+        self._returns += continues_other and not self._fell
+        self._other = page
+        return True
 
     def _take_first(self, page: Scrape) -> None:
         """Take the first page, which gained nothing."""
@@ -282,18 +310,20 @@ def _rank_of(saved: object) -> RankFigures | None:
     return None
 
 
-def _any_fell(before: Scrape, known: Mapping[int | None, RankFigures], page: Scrape) -> bool:
-    """Whether any counter of a page is smaller than before."""
-    histograms = [(getattr(page, name), getattr(before, name)) for name in LATENCIES]
-    return (
-        any(_is_less(getattr(page, name), getattr(before, name)) for name in ("progress", *SERVER_COUNTS))
-        or any(now is not None and old is not None and now.observations < old.observations for now, old in histograms)
-        or any(
-            old is not None and any(_is_less(getattr(rank, name), getattr(old, name)) for name in RANK_COUNTS)
-            for rank in page.ranks
-            if (old := known.get(rank.dp)) is not None
-        )
-    )
+def _leaps(new: float | None, old: float | None) -> bool:
+    return old is not None and new is not None and new > old + MOST_GAINED
+
+
+def _any_count(differs: Callable[[float | None, float | None], bool], before: Scrape, page: Scrape) -> bool:
+    """Whether any counter of a page differs in this way from the one before."""
+    pairs = [(getattr(page, name), getattr(before, name)) for name in _OF_SERVER]
+    histograms = ((getattr(page, name), getattr(before, name)) for name in LATENCIES)
+    pairs += [(new.observations, old.observations) for new, old in histograms if new is not None and old is not None]
+    known = {rank.dp: rank for rank in before.ranks}
+    pairs += [
+        (getattr(rank, name), getattr(known.get(rank.dp), name, None)) for rank in page.ranks for name in RANK_COUNTS
+    ]
+    return any(differs(new, old) for new, old in pairs)
 
 
 def _counted(before: Scrape, page: Scrape) -> dict[str, float]:

@@ -138,6 +138,14 @@ class Server:
             self.ledger.same_start()
         if not page.counters_invalid:
             self._was_away = False
+        if counters.is_set_aside:
+            self.capped["pages"] += 1
+        else:
+            self._take_figures(page, now, follows=follows)
+
+    def _take_figures(self, page: Scrape, now: float, *, follows: bool) -> None:
+        """Take the figures of a page that a server can have. `follows`: the exporter before took the page before it."""
+        counters = self.counters
         self.facts.take_page(page)
         self._count_gains(page, now, follows=follows)
         for rank in counters.ranks:

@@ -345,8 +345,9 @@ class Watch:
         self.failure, self._answered_at, self._failed_since = None, now, None
         if self._reads and self._page_counts("retraction"):
             self._disagreed.setdefault("retracted_requests", -inf)
-        self._note_progress(page, before, now, begun)
-        self._compare_pools(page, now)
+        if not counters.is_set_aside:
+            self._note_progress(page, before, now, begun)
+            self._compare_pools(page, now)
         self._settle(now, begun)
         if counters.are_used:
             server.ledger.settle(begun)

@@ -23,7 +23,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from sglang_tuning_exporter import __version__
-from sglang_tuning_exporter.collect.sidecar import Sidecar
+from sglang_tuning_exporter.collect.sidecar import TWO_SERVERS, Sidecar
 from sglang_tuning_exporter.core import answer as words
 from sglang_tuning_exporter.core import findings, judge, runbooks, sums
 from sglang_tuning_exporter.core import page as pages
@@ -149,6 +149,8 @@ def _metrics_source(sidecar: Sidecar) -> tuple[str, str, str]:
         health, trouble = "", watch.failure.message
     elif watch.is_up is None:
         health = "not scraped yet"
+    elif watch.server.counters.alternate:
+        trouble = TWO_SERVERS
     return config.metrics_url or "metrics", health, trouble
 
 

@@ -85,7 +85,7 @@ LINE_KINDS = tuple(
     )
 )
 UNRECOGNISED_KINDS = ("batch_key", "batch_line", "retraction_line", "server_args")
-CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "refused_metric_lines")
+CAPPED = ("dp_ranks", "long_metric_lines", "metric_lines", "pages", "refused_metric_lines")
 
 
 def sources(sidecar: Sidecar, now: float) -> Iterable[Family]:
@@ -129,8 +129,8 @@ def _scrapes(sidecar: Sidecar, *, is_scraped: bool) -> Iterable[Family]:
     unknown = sidecar.unrecognised_families if watch.is_up else None
     yield single("metrics_unrecognised_families", doc, unknown, "metrics")
     doc = (
-        "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, values of"
-        " dp_rank beyond the limit."
+        "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, pages that"
+        " no server can have between those before and after, values of dp_rank beyond the limit."
     )
     yield counter("capped", doc, "what", source="metrics").with_samples(
         (what, watch.server.capped[what]) for what in CAPPED
