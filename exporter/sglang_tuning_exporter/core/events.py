@@ -235,6 +235,12 @@ ENDINGS: Mapping[str, Ending] = {
         "Two processes cannot listen at one address. A restart repeats it while the other one runs.",
         "two ranks of this server ask for the same address: then it is a bug of the release",
     ),
+    "port": Ending(
+        "the server's own port is in use",
+        "end what listens there (ss -ltnp), often a server from before, or give another --port",
+        "Two processes cannot listen at one port. A restart repeats it while the other one runs.",
+        "nothing listens there: then the container or the host gives the port to something else",
+    ),
     "proxy": Ending(
         "its warm-up request was answered by something else than SGLang",
         "set no_proxy=localhost,127.0.0.1,0.0.0.0 in the server's environment, or unset http_proxy",
@@ -366,6 +372,7 @@ SIGNS = (
     _sign("killed", r"exit ?code:? ?\(?-?(?:9|137)\b", r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?Killed\b"),
     _sign("hang", r"watchdog[ _]timeout"),
     _sign("hang", r"\bRead timed out\b", place=r"warmup$"),
+    _sign("port", r"^\[Errno \d{1,3}\] (?:error while attempting to bind on [^\n]{1,200}: )?address already in use"),
     _sign("address", r"address already in use", r"\bEADDRINUSE\b", r"port \d+ is (?:not available|already)",
         r"port \d+ [^.]{0,40}in use"),
     _sign("proxy", r"res=<Response \[(?:407|50[234])\]>"),
@@ -524,7 +531,7 @@ SIGNS = (
         r"^(?:\S{1,80}: line \d+: *)?(?:\d+ )?(?:Aborted|Illegal instruction)"),
 )  # fmt: skip
 _WEAK = frozenset({"check", "unclassified", "unknown", "peer"})
-_OF_A_START = frozenset({"argument", "model", "address", "proxy", "device", "gpu", "occupied"})
+_OF_A_START = frozenset({"argument", "model", "address", "port", "proxy", "device", "gpu", "occupied"})
 
 
 def class_of(texts: Sequence[str], place: str = "") -> str:

@@ -802,6 +802,9 @@ MESSAGES = (
         rb" the profiled value instead\.", "0.4.6"),
     Message("known", rb"max_total_tokens=\d{1,15} is larger than the profiled value ", "0.4.6"),
     # uvicorn's lines, and others without a text of anybody.
+    Message("words",
+        rb"(?:ERROR: +)?\[Errno \d{1,3}\] (?=error while attempting to bind on address|[Aa]ddress already in use)",
+        "0.3.0"),
     Message("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on"
         rb"|Shutting down|Finished server)", "0.3.0"),
     Message("known", rb"Endpoint '/\w{1,40}' is deprecated|Sleeping \d+ seconds before crash diagnostics", "0.5.7"),
@@ -893,6 +896,7 @@ _ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(GET|POST|PUT|DELETE|HEAD|O
 _ANSWERED = re.compile(rb'[^"\n]{1,2000} HTTP/\d(?:\.\d)?" (\d{3})\b')
 _PAUSED = re.compile(rb"/(pause|continue)_generation HTTP/")
 _ASGI = re.compile(rb"(?:ERROR: *)?Exception in ASGI application\s*$")
+_LEVEL = re.compile(rb"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL): +")
 
 
 @dataclass(slots=True)
@@ -1405,7 +1409,7 @@ class Reader:
         if kind == "arguments":
             return self._read_arguments(text[match.end() :])
         if kind == "words":
-            self._explain(text)
+            self._explain(_without_level(text))
         elif kind in ("known", "limits") and not text.startswith(b"max_total_num_tokens="):
             self._read_advice(text)
         return kind if kind in SILENT or kind == "words" else self._read_event(row, match)
@@ -1721,6 +1725,12 @@ class Reader:
             self._add("end", word=word, text=why)
         elif "process" in traceback.inside and not traceback.announced:
             self._add("end", word="scheduler_exception")
+
+
+def _without_level(text: bytes) -> bytes:
+    """Return a message without the level that uvicorn puts before it."""
+    level = _LEVEL.match(text)
+    return text if level is None else text[level.end() :]
 
 
 def _row_of_exception(text: bytes) -> Message | None:
