@@ -1,4 +1,4 @@
-"""Lines of SGLang's web server: uvicorn's own."""
+"""Lines of SGLang's web server: uvicorn's own, and SGLang's behind uvicorn's level."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from sglang_tuning_exporter.config.profiles import PROFILES
 from sglang_tuning_exporter.core.events import Event
 from sglang_tuning_exporter.core.inputs import Logs
+from sglang_tuning_exporter.core.judge import STARTING
+from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.report import judge_logs
 
 STAMP = "[2026-06-01 10:00:10] "
@@ -19,7 +21,18 @@ WARM_UP = (
     '  File "/srv/sglang/srt/entrypoints/http_server.py", line 7, in _execute_server_warmup',
 )
 REFUSED = "requests.exceptions.ConnectionError: HTTPConnectionPool(host='127.0.0.1', port=30000): Connection refused"
-LINES = {"ready": "The server is fired up and ready to roll!"}
+LINES = {
+    "ready": "The server is fired up and ready to roll!",
+    "health": "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.",
+    "too_long": "Input length (9000 tokens) exceeds the maximum allowed length (8186 tokens). Use a shorter input.",
+    "end": "Initialization failed. warmup error: it had no answer",
+    "draining": "SIGTERM received. signum=None frame=None. Draining requests and shutting down...",
+}
+
+
+def read(*lines: str) -> list[Event]:
+    reader = Reader()
+    return [event for line in lines for event in reader.read(line.encode())]
 
 
 def ended_by(tmp_path: Path, *lines: str) -> Event | None:
@@ -27,6 +40,24 @@ def ended_by(tmp_path: Path, *lines: str) -> Event | None:
     log.write_text("\n".join((START, *lines)) + "\n")
     judged = judge_logs(Logs([str(log)]), PROFILES["online"])[0]
     return next((each.explained_by for each in judged.findings if each.diagnosis == "crashed"), None)
+
+
+@pytest.mark.parametrize("level", ["INFO:     ", "WARNING:  ", "ERROR:    "])
+@pytest.mark.parametrize("kind", LINES)
+def test_a_line_behind_a_level_of_uvicorn_is_read_like_one_without(kind: str, level: str) -> None:
+    with_level, without = (read(START, STAMP + before + LINES[kind])[1:] for before in (level, ""))
+    assert kind in [event.kind for event in with_level]
+    assert with_level == without
+
+
+def test_a_level_before_words_of_nobody_gives_no_event() -> None:
+    assert read(START, STAMP + "INFO:     The server said that it is ready to roll")[1:] == []
+
+
+def test_a_server_that_is_ready_behind_a_level_starts_no_longer(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("\n".join((START, STAMP + "INFO:     " + LINES["ready"])) + "\n")
+    assert judge_logs(Logs([str(log)]), PROFILES["online"])[0].verdict != STARTING
 
 
 @pytest.mark.parametrize("line", [IN_USE, "[Errno 98] Address already in use"])

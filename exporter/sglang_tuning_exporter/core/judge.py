@@ -288,7 +288,7 @@ def short_load(view: View) -> str:
     if not view.served and view.scraped:
         return "There was no load in the last ten minutes."
     if not totals["decode_lines"] and not totals["prefill_lines"]:
-        words = "There is no batch line in this log"
+        words = "There is no batch line in this log" + (", though the server is ready" if view.facts.ready else "")
     elif not view.served and not view.now:
         words = "Its batches have no time, so their load cannot be judged"
     else:

@@ -803,10 +803,12 @@ MESSAGES = (
     Message("known", rb"max_total_tokens=\d{1,15} is larger than the profiled value ", "0.4.6"),
     # uvicorn's lines, and others without a text of anybody.
     Message("words",
-        rb"(?:ERROR: +)?\[Errno \d{1,3}\] (?=error while attempting to bind on address|[Aa]ddress already in use)",
+        rb"(?:ERROR: +)?\[Errno \d{1,3}\] (?=error while attempting to bind on address|(?i:address already in use))",
         "0.3.0"),
-    Message("known", rb"INFO: +(?:Started server process|Waiting for application|Application |Uvicorn running on"
-        rb"|Shutting down|Finished server)", "0.3.0"),
+    Message("end", rb"Application startup failed\. Exiting\.", "0.3.0", "launch_failed"),
+    Message("known", rb"(?:Started server process|Waiting for application |Application (?:startup|shutdown) complete"
+        rb"|Uvicorn running on|Shutting down$|Finished server|Waiting for (?:connections to close|background tasks)"
+        rb"|Invalid HTTP request received)", "0.3.0"),
     Message("known", rb"Endpoint '/\w{1,40}' is deprecated|Sleeping \d+ seconds before crash diagnostics", "0.5.7"),
     # Lines with text of a request or a model.
     Message("request", rb"(?:Receive|Finish)(?: \w{1,20})?: obj=|in=[\w.<>]{0,60}(?:ReqInput|Req)\(", "0.3.0"),
@@ -896,6 +898,7 @@ _ACCESS = re.compile(rb'(?:INFO: +)?(?:\S{1,80} - )?"(GET|POST|PUT|DELETE|HEAD|O
 _ANSWERED = re.compile(rb'[^"\n]{1,2000} HTTP/\d(?:\.\d)?" (\d{3})\b')
 _PAUSED = re.compile(rb"/(pause|continue)_generation HTTP/")
 _ASGI = re.compile(rb"(?:ERROR: *)?Exception in ASGI application\s*$")
+# With --tokenizer-worker-num above 1 uvicorn's level stands between the stamp and SGLang's words.
 _LEVEL = re.compile(rb"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL): +")
 
 
@@ -1374,6 +1377,7 @@ class Reader:
         self._go_on = None
         if _ACCESS.match(text):
             return self._read_access(text)
+        text = _without_level(text)
         opens, is_of_request = text.rstrip().endswith(TRACEBACK), _ASGI.match(text) is not None
         if opens or is_of_request:
             self._traceback = _Traceback(self._at, self.number, self.number + _OTHERS_BETWEEN, stamped=True)
