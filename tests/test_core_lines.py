@@ -119,6 +119,7 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
             "chunked_prefill_size": -1,
             "max_prefill_tokens": 8,
             "max_running_requests": 7,
+            "context_len": 6,
             "available_gb": 5.5,
         },
     ),
@@ -252,7 +253,7 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
     (
         "[http_server] Error: The input (900 tokens) is longer than the model's context length (512 tokens).",
         "too_long",
-        "",
+        "context",
         {"tokens": 900, "most": 512},
     ),
     (
@@ -262,7 +263,7 @@ EXAMPLES: list[tuple[str, str, str, dict[str, float]]] = [
             " Please reduce the number of tokens to fit within the limit."
         ),
         "too_long",
-        "",
+        "context",
         {"tokens": 900, "most": 512},
     ),
     (

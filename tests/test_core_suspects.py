@@ -41,6 +41,8 @@ def suspected(view: View) -> dict[str, object]:
         (Load(more={"rejected_requests": 20.0}), {"max_queued_requests": 4}, "requests_rejected",
             ("--max-queued-requests", 16)),
         (SLOW_STARTS, {"prefill_decode_interval": 16}, "admission_too_conservative", ("--prefill-decode-interval", 0)),
+        (SLOW_STARTS, {"enable_prefill_delayer": True}, "admission_too_conservative",
+            ("--enable-prefill-delayer", False)),
         (FULL_OF_MANY, {"max_total_tokens": 400_000, "LIMIT": 4096.0}, "running_far_below_limit",
             ("--max-total-tokens", 800_000)),
     ],
@@ -60,6 +62,9 @@ def test_a_flag_that_figures_show_to_be_the_cause_is_the_first_advice(
         (Load(), {"max_prefill_tokens": 256, "prefill_decode_interval": 16}),  # nothing is wrong
         (Load(seconds=15, running=6, why="held_back"), {"prefill_decode_interval": 16}),  # too little load
         (HELD, {}),
+        (Load(), {"enable_prefill_delayer": True}),
+        (FULL_OF_MANY, {"enable_prefill_delayer": True}),  # the cache makes them wait
+        (Load(running=8, why="running_limit"), {"enable_prefill_delayer": True, "LIMIT": 8.0}),
         (LATE_TOKENS, {"disable_overlap_schedule": True, "log_level": "debug"}),  # no figure shows that it is the cause
     ],
 )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sglang_tuning_exporter.core.diagnoses.start import differing
+from sglang_tuning_exporter.core.judge import judge
 from sglang_tuning_exporter.core.view import View
 from views import Load, late, seen
+
+BEYOND = Load(more={"cuda_graph/beyond_captured": 20.0})
 
 
 def named(view: View) -> list[str]:
@@ -14,8 +17,19 @@ def named(view: View) -> list[str]:
 
 
 def test_online_a_batch_beyond_the_largest_graph_may_need_larger_graphs() -> None:
-    view = seen(Load(), cuda_graph_max_bs=24, cuda_graph_bs=[1, 2, 4, 8, 16, 24], max_running_requests=512)
+    view = seen(BEYOND, cuda_graph_max_bs=24, cuda_graph_bs=[1, 2, 4, 8, 16, 24], max_running_requests=512)
     assert "--cuda-graph-max-bs 256" in named(view)
+
+
+@pytest.mark.parametrize("limit", [48, 512])
+def test_graphs_that_every_batch_replays_are_not_made_larger(limit: int) -> None:
+    assert named(seen(Load(running=4.0), cuda_graph_max_bs=8, max_running_requests=limit)) == []
+
+
+def test_graphs_are_not_made_larger_than_the_running_limit() -> None:
+    view = seen(BEYOND, version="0.5.10", cuda_graph_max_bs=8, max_running_requests=48)
+    found = next(each for each in judge(view).findings if each.diagnosis == "profile_settings")
+    assert ("--cuda-graph-max-bs", 48.0) in [(each.flag, each.to) for each in found.changes]
 
 
 def test_larger_graphs_than_the_guides_are_not_made_smaller() -> None:

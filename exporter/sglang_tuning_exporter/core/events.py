@@ -60,8 +60,8 @@ class Event:
     - `pool`: tokens gigabytes; resized 1 (after the graphs were captured)
     - `memory`: available used states; prefill 1 (graphs of prefill batches); word: the stage, `weights_begin` to
       `graph`; sizes: captured batches
-    - `limits`: max_total_num_tokens max_running_requests chunked_prefill_size available_gb max_prefill_tokens; word:
-      gpu cpu …
+    - `limits`: max_total_num_tokens max_running_requests chunked_prefill_size available_gb max_prefill_tokens
+      context_len; word: gpu cpu …
     - `ready`: "fired up and ready to roll"
     - `hang`: seconds; word: scheduler tokenizer detokenizer; a watchdog that timed out
     - `health`: silent: seconds without output, where the times in its text agree with its own; a health check that
@@ -75,7 +75,7 @@ class Event:
     - `rejected`: answered with 503
     - `server_error`: answered with 500, or a stream broken by an exception
     - `pause`, `resume`: POST /pause_generation, /continue_generation
-    - `too_long`: tokens most; a prompt that cannot fit
+    - `too_long`: tokens most; word: context, where the line says so; a prompt that cannot fit
     - `refused`: grammar 1; answered with an error at once
     - `transfer`: room (of the request), attempt 1 where none has failed yet; a failed bootstrap or KV transfer; word:
       decode prefill; text: why

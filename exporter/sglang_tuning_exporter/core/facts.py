@@ -21,10 +21,10 @@ DECODE_LOG_INTERVAL = 40.0  # decode steps between two decode lines, the default
 # With one of these a request may also wait for an adapter's slot, its prefix or a larger batch; or few start at a time
 # (`get_new_batch_prefill`, srt/managers/scheduler.py; `PrefillAdder`, srt/managers/schedule_policy.py).
 WAITS_BY = (
-    "enable_lora", "lora_paths", "hicache_storage_backend", "enable_lmcache", "enable_prefill_delayer",
-    "min_free_slots_delay", "dllm_algorithm",
+    "enable_lora", "lora_paths", "hicache_storage_backend", "enable_lmcache", "min_free_slots_delay",
+    "dllm_algorithm",
 )  # fmt: skip
-STARTS_BY = ("prefill_max_requests", "prefill_decode_interval")
+STARTS_BY = ("prefill_max_requests", "prefill_decode_interval", "enable_prefill_delayer")
 _STATES_A_REQUEST = 5  # of the mamba cache, at most
 # What follows from a start's lines is computed again after each of them.
 _FOLLOWING = (
@@ -75,6 +75,7 @@ class Facts:
     memory: dict[Rank, dict[str, float]] = field(default_factory=dict)
     page: Mapping[int | None, RankFigures] = field(default_factory=dict)  # of the present page, which wins
     graph_sizes: tuple[int, ...] = ()
+    context_seen: float | None = None  # tokens of the longest request, as the scheduler's line prints it
     states: float | None = None  # of a scheduler's mamba cache
     no_pool: float | None = None  # tokens that the memory beside the weights has room for, where that is none
     reduced: bool = False  # SGLang lowered max_running_requests itself, for want of capacity
@@ -173,6 +174,7 @@ class Facts:
         if "max_running_requests" in figures:
             self.limits[dp] = figures["max_running_requests"]
             self.reduced = self.reduced or len(figures) == 1
+        self.context_seen = figures.get("context_len", self.context_seen)
         if "chunked_prefill_size" in figures and self.arguments.get("chunked_prefill_size") is None:
             self.arguments["chunked_prefill_size"] = int(figures["chunked_prefill_size"])
             self.cut = self.cut or len(self.arguments) == 1
@@ -478,6 +480,11 @@ class Facts:
             return micro
         share = max(known // self.micro_batches, 1.0)
         return min(share, micro) if micro else share
+
+    @property
+    def context(self) -> float | None:
+        """Tokens of the longest request, prompt and answer together; None where unknown."""
+        return self.size("context_length") or self.context_seen
 
     @property
     def least_limit(self) -> float | None:

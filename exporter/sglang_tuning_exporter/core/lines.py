@@ -636,7 +636,7 @@ _DEVICES = rb"(?:CUDA|HIP|NPU|MUSA|XPU)"
 _GPU = b"(?i:cuda|hip|npu|musa|xpu|hpu)"
 SILENT = ("request", "known")
 _QUOTED = ("hicache", "no_pool")  # their events have the line
-_ABORT = "aborted"
+_ABORT, _CONTEXT = "aborted", "context"
 # fmt: off
 MESSAGES = (
     # Batches: srt/managers/tp_worker.py in 0.3.0, scheduler.py, scheduler_metrics_mixin.py; srt/observability later.
@@ -738,10 +738,10 @@ MESSAGES = (
     Message("too_long",
         rb"(?:\[http_server\] Error: )?The input \(" + _TOKENS + rb" tokens\) is longer than the model's context"
             rb" length \(" + _MOST
-        + rb" tokens\)\.(?: Truncating the input\.)?$", "0.4.6"),
+        + rb" tokens\)\.(?: Truncating the input\.)?$", "0.4.6", _CONTEXT),
     Message("too_long",
         rb"\[http_server\] Error: Requested token count exceeds the model's maximum context length of " + _MOST
-        + rb" tokens\. You requested a total of " + _TOKENS + rb" tokens: [\w ,.]{0,200}limit\.$", "0.4.9"),
+        + rb" tokens\. You requested a total of " + _TOKENS + rb" tokens: [\w ,.]{0,200}limit\.$", "0.4.9", _CONTEXT),
     # Req.set_finish_with_abort, srt/managers/schedule_batch.py; srt/constrained/grammar_manager.py.
     Message("refused", rb"Grammar-based generation \([\w, ]{1,80}\) is not supported when the server is launched"
         rb" with --grammar-backend none" + _RID,
@@ -1077,7 +1077,7 @@ _START_FIGURES = {
     b"avail mem": "available", b"mem usage": "used", b"max_mamba_cache_size": "states",
     **dict.fromkeys((b"K size", b"V size", b"KV size"), "gigabytes"),
     **{name.encode(): name for name in ("max_total_num_tokens", "max_running_requests", "chunked_prefill_size",
-        "max_prefill_tokens")},
+        "max_prefill_tokens", "context_len")},
 }  # fmt: skip
 _AVAILABLE = re.compile(rb"available_(\w{1,14})_mem")
 

@@ -424,8 +424,9 @@ class Server:
 
     def _take_too_long(self, event: Event, now: float) -> None:
         """Count a prompt that is longer than the KV cache, or than the context."""
-        longest = (self.facts.size("context_length") or inf) - 8
-        name = "beyond_context" if event.figures.get("most", 0.0) >= longest else "too_long"
+        longest = (self.facts.context or inf) - 8
+        is_beyond = event.word == "context" or event.figures.get("most", 0.0) >= longest
+        name = "beyond_context" if is_beyond else "too_long"
         self.count(name, now, event)
         self.bucket(now)[f"{name}_tokens"] += event.figures.get("tokens", 0.0)
 

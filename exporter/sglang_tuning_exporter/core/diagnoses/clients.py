@@ -84,7 +84,17 @@ def _longest_requests(view: View, _: Beside) -> list[Change]:
     now = view.facts.size("context_length")
     mean = view.totals["beyond_context_tokens"] / max(view.totals["beyond_context"], 1.0)
     gain = f"those refused have {mean:,.0f} tokens on average"
-    return [set_flag(view, "context_length", doubled(2 * now, mean), gain)] if now else []
+    if now:
+        return [set_flag(view, "context_length", doubled(2 * now, mean), gain)]
+    known = f" of {view.facts.context:,.0f} tokens" if view.facts.context else ""
+    words = f"send requests that fit the model's context{known}, prompt and answer together: {gain}"
+    return [
+        say(
+            words=words,
+            why="SGLang answers a longer request with an error, whatever room the KV cache has.",
+            not_if="the model was made for a longer context: then set --context-length",
+        )
+    ]
 
 
 def _refusals(view: View, _: Beside) -> list[Change]:
@@ -229,8 +239,8 @@ PROMPTS_BEYOND_CONTEXT = chance(
     id="prompts_beyond_context",
     any_load=True,
     when=event("beyond_context", name="requests refused or truncated"),
-    summary="Requests are longer than --context-length allows: SGLang refuses or truncates them.",
-    seen="{value} requests were longer than --context-length allows",
+    summary="Requests are longer than the context length: SGLang refuses or truncates them.",
+    seen="{value} requests were longer than the context length",
     guide=NOT_IN_GUIDE + "--context-length limits prompt and answer together; without it, the model's own context does",
     remedy=Change(
         arg="context_length",

@@ -167,9 +167,9 @@ def _fits_evidence(setting: profiles.Setting, view: View) -> bool:
         "schedule_conservativeness": online and mostly(view, "admission", "no_queue") and view.facts.role != "prefill",
         "chunked_prefill_size": view.prefill_share > MOSTLY_PREFILL / 2,
         "schedule_policy": (view.cached_share or 0.0) >= SHARING[0],
-        # SGLang captures no size above the running limit.
+        # SGLang captures no size above the running limit, and a graph that no batch needs takes memory alone.
         view.facts.graph_arg: (view.facts.largest_captured or 0.0) < (view.facts.least_limit or inf)
-        and view.facts.role != "prefill",
+        and (view.share("cuda_graph", "beyond_captured") or 0.0) > 0.0,
         "page_size": view.facts.word("attention_backend") not in PAGED_BACKENDS,
     }
     return tests.get(setting.arg, True)
@@ -200,6 +200,8 @@ def _guide_settings(view: View, _: Beside) -> list[Change]:
     changes = []
     for setting in differing(view):
         to = bool(setting.value) if setting.is_switch else setting.value
+        if setting.arg == view.facts.graph_arg and isinstance(setting.value, float):
+            to = min(setting.value, view.facts.least_limit or inf)
         now = view.facts.typed(LIMIT) if setting.arg == LIMIT else PRESENT
         is_cache = setting.arg == "enable_hierarchical_cache"
         gain = "with --hicache-ratio 2: a cache of twice the size in host memory" if is_cache else ""

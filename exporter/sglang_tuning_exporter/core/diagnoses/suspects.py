@@ -35,7 +35,7 @@ PAGED_BACKENDS = (
     "tokenspeed_mla",
 )
 # While one of these is set, no other flag helps.
-INSTEAD = frozenset({"page_size", "max_prefill_tokens", "prefill_decode_interval"})
+INSTEAD = frozenset({"page_size", "max_prefill_tokens", "prefill_decode_interval", "enable_prefill_delayer"})
 _Effects: TypeAlias = "frozenset[Group]"  # the groups whose diagnoses a flag causes
 _Proof: TypeAlias = "tuple[_Effects, Value, str]"  # the effects that figures show, the value to set, the gain in words
 _FILLS = frozenset({Group.QUEUES, Group.FILLS})
@@ -179,6 +179,18 @@ def _decode_interval(view: View, troubles: frozenset[str], steps: float) -> _Pro
     )
 
 
+def _delayer(view: View, troubles: frozenset[str], _: float) -> _Proof:
+    """Return the proof that requests wait beside a cache and a limit that have room, and no prompt keeps SGLang busy.
+
+    The delayer then waits for prompts on the other DP ranks.
+    """
+    waits = not troubles.isdisjoint({"held_back", "starts", "waiting"})
+    others = troubles.isdisjoint({"pool_full", "prefill_bound", "limit", "retracting"})
+    most = view.facts.size("prefill_delayer_max_delay_passes")
+    passes = f"{most:,.0f} forward passes" if most else "many forward passes"
+    return _ADMITS if waits and others else _NO_EFFECT, False, f"it lets a request wait for up to {passes}"
+
+
 def _queue_limit(_: View, troubles: frozenset[str], most: float) -> _Proof:
     """Return the proof that only bursts are rejected: nothing else keeps requests waiting."""
     return frozenset({Group.REJECTS} if troubles == {"rejected"} else ()), 4 * max(most, 1.0), ""
@@ -235,6 +247,16 @@ SUSPECTS: tuple[_Suspect, ...] = (
         ),
         proof=_decode_interval,
         least=0,
+    ),
+    _Suspect(
+        change=Change(
+            arg="enable_prefill_delayer",
+            why="The delayer holds a request back until enough DP ranks have a prompt to compute, or until"
+            " --prefill-delayer-max-delay-passes (default 30) have passed.",
+            not_if="all DP ranks get prompts at the same time: then lower --prefill-delayer-max-delay-passes instead",
+            cost="Decoding on the DP ranks without a prompt pauses more often.",
+        ),
+        proof=_delayer,
     ),
     _Suspect(
         change=Change(
