@@ -253,7 +253,7 @@ LOADS = {
         f"{judge.SENTENCES[judge.NO_LIMIT]} SGLang retracted running requests once.",
     ),
     "without times": ([decode(0)[22:], decode(2)[22:]], "Its batches have no time, so their load cannot be judged."),
-    "none at all": (start(), "There is no batch line in this log."),
+    "none at all": (start(), "There is no batch line in this log, though the server is ready."),
 }  # fmt: skip
 
 

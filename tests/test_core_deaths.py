@@ -64,12 +64,13 @@ def clock(at: float) -> str:
     return f"{datetime.fromtimestamp(BEGIN + at, timezone.utc):%H:%M:%S}"
 
 
-def failed_check(at: float, began: float | None = None) -> str:
-    """A failed health check, which says that it began 20 s before."""
+def failed_check(at: float, began: float | None = None, beat: float | None = None) -> str:
+    """A failed health check, which says that it began 20 s before, and the last token came 20 s earlier."""
     began = at - 20 if began is None else began
+    beat = at - 40 if beat is None else beat
     return (
         f"{stamp(at)}Health check failed. Server couldn't get a response from detokenizer for last 20 seconds."
-        f" tic start time: {clock(began)}. last_heartbeat time: {clock(at - 40)}"
+        f" tic start time: {clock(began)}. last_heartbeat time: {clock(beat)}"
     )
 
 
@@ -84,6 +85,33 @@ def test_one_failed_health_check_beside_long_prompts_is_none() -> None:
     prompts = [prefill(at, 8192, running=60) for at in range(72, 132)]
     watch = after(*SERVED, *prompts[:30], failed_check(102), *prompts[30:])
     assert verdict(watch, 133) != "scheduler_stuck"
+
+
+def test_two_failed_health_checks_alone_are_a_hang_since_the_last_token() -> None:
+    watch = after(*(failed_check(at, beat=42) for at in (100, 130)))
+    assert verdict(watch, 131) == "scheduler_stuck"
+    assert [hang.begin for hang in watch.server.hangs] == [BEGIN + 42]
+
+
+@pytest.mark.parametrize("seconds", [[100], [100, 101], [100, 300]])
+def test_failed_health_checks_that_are_not_two_in_a_row_are_no_hang(seconds: list[int]) -> None:
+    checks = (failed_check(at, beat=42) for at in seconds)
+    assert verdict(after(*checks), seconds[-1] + 1) != "scheduler_stuck"
+
+
+def test_a_token_between_two_failed_health_checks_shows_that_the_server_works() -> None:
+    assert verdict(after(failed_check(100, beat=42), failed_check(130, beat=105)), 131) != "scheduler_stuck"
+
+
+def test_a_batch_between_two_failed_health_checks_shows_that_the_server_works() -> None:
+    prompts = [prefill(at, 8192, running=60) for at in range(72, 150, 5)]
+    lines = sorted([*prompts, failed_check(102), failed_check(132)])
+    assert verdict(after(*SERVED, *lines), 151) != "scheduler_stuck"
+
+
+def test_a_hang_that_health_checks_show_is_no_idle_time_in_the_course() -> None:
+    course = judged([*SERVED, *(failed_check(at, beat=72) for at in (130, 160, 190))]).course
+    assert [(each.what, each.words) for each in course][-1] == ("silent", "SGLang hung")
 
 
 def test_failed_health_checks_of_a_server_that_is_paused_are_none_until_it_continues() -> None:

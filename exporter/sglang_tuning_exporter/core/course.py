@@ -33,6 +33,7 @@ CALM_SECONDS = 2700.0
 PHASE_SECONDS, LEAST_PHASE_SECONDS, PHASE_SHARE = 60.0, 60.0, 0.35
 ENOUGH_SHARE = 0.5  # of the serving time: in a log shorter than a row's `after`
 STRETCH_SECONDS = 15.0  # shorter pauses do not divide a load
+MOSTLY_HUNG = 0.5  # of a stretch without batches
 MOST_SILENCES = 3  # that are noted
 
 
@@ -414,6 +415,9 @@ class Course:
         """
         buckets = [totals for at, totals in self.server.buckets if begin - BUCKET_SECONDS < at < end]
         idle, unknown = (sum(totals[f"queue/{state}"] for totals in buckets) for state in ("idle", "unknown"))
+        hung = sum(max(min(hang.until, end) - max(hang.begin, begin), 0.0) for hang in self.server.hangs)
+        if hung > MOSTLY_HUNG * (end - begin):
+            return Stretch("silent", begin, end, "SGLang hung")
         worked = unknown > idle or any(totals["retraction_events"] for totals in buckets)
         return Stretch("silent" if worked else "idle", begin, end)
 

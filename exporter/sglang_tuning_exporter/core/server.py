@@ -18,7 +18,7 @@ from sglang_tuning_exporter.core.counters import Counters, RankGains
 from sglang_tuning_exporter.core.events import CAUSE, COUNTED_KINDS, ENDINGS, Event, Rank, says_why
 from sglang_tuning_exporter.core.facts import Facts
 from sglang_tuning_exporter.core.ledger import COUNTED_BY_PAGE, REQUESTS, RETRACTED, Ledger
-from sglang_tuning_exporter.core.progress import CHECK_GAP_SECONDS, Hang, Progress
+from sglang_tuning_exporter.core.progress import CHECK_GAP_SECONDS, CHECK_SECONDS, Hang, Progress
 from sglang_tuning_exporter.core.reasons import STUCK_SECONDS
 from sglang_tuning_exporter.core.scheduler import LOGGED_SECONDS, Scheduler, Silence
 from sglang_tuning_exporter.core.shown import Shown
@@ -28,6 +28,7 @@ from sglang_tuning_exporter.sglang.metrics import Scrape
 QUEUE_FULL = 0.5  # of --max-queued-requests: gauges are older than the rejections
 WORKS_ON_SECONDS = 30.0  # after a line that says it is about to end, or an exception: then it did not end by it
 COVERAGE_SECONDS = 600.0  # over which the share of the batches with a graph is shown
+CHECK_APART_SECONDS = 5.0  # between two health checks: closer ones are several clients' of one moment
 MOST_SILENCES = 64  # that are noted
 MANY_RUNNING = 8  # a silence that began with so many is worth a note
 MOST_STARTS = 64  # whose times are kept
@@ -650,11 +651,12 @@ class Server:
             scheduler.stop(now, rest=rest)
 
     def _take_failed_check(self, event: Event, now: float) -> None:
-        """Count a failed health check if pages show that nothing is sent, else once checks have failed for a minute.
+        """Count a failed health check if pages show that nothing is sent, else once two have failed in a row.
 
-        A long prefill fails checks, too, and passes.
+        A long prefill fails checks, too, and passes: beside batch lines checks must fail for a minute.
         """
         at, since = now if event.time is None else event.time, self.progress.failing_since
+        before = self.progress.failed_at
         self.progress.check(at, answered=False)
         if self.progress.failing_since != since:
             self._failing_beside = 0.0
@@ -663,11 +665,22 @@ class Server:
         since = self.progress.failing_since or at
         running = max(self._failing_beside, sum(shown.running or 0.0 for shown in self._all_shown()))
         self._failing_beside = running
-        if running and (self.page is not None or at - since >= STUCK_SECONDS):
+        if self._is_unanswered(event.figures["silent"], at, before) or (
+            running and (self.page is not None or at - since >= STUCK_SECONDS)
+        ):
             self.count("health_failures", now, event)
-            # An idle server sends nothing either.
-            begin = min(max(at - event.figures["silent"], since - CHECK_GAP_SECONDS), since)
+            begin = at - event.figures["silent"]  # the last token
+            if self.page is not None:  # an idle server sends nothing either
+                begin = min(max(begin, since - CHECK_GAP_SECONDS), since)
             self.hung(Hang(begin, at - begin, running, running), now)
+
+    def _is_unanswered(self, silent: float, at: float, before: float) -> bool:
+        """Whether two health checks in a row got no token, and no batch line shows work meanwhile.
+
+        SGLang asks itself for a token, so an idle server answers. `before`: when the check before failed.
+        """
+        in_row = CHECK_APART_SECONDS <= at - before <= CHECK_GAP_SECONDS and silent > at - before + CHECK_SECONDS / 2
+        return in_row and self.page is None and self.last.get("work", -inf) < before - CHECK_SECONDS
 
     # What is done with a line, by its kind. A kind that is in no table is about a start (`core/facts`).
     _LINES: ClassVar[Mapping[str, Callable[[Server, Event, float], None]]] = {
