@@ -141,7 +141,11 @@ def test_every_text_of_an_alert_is_rendered(name: str, rendered: dict[str, list[
          "1.5 GB less left on the GPU at start-up than its profile asks for."),
         (("out_of_memory_decode", 1, 0), "out of memory in decode", "1 out-of-memory failure in decode."),
         (("out_of_memory_decode", 3, 0), "out of memory in decode", "3 out-of-memory failures in decode."),
-        (("restart_loop", 4, 2), "restarts again and again, 4 times in 30 min", "4 starts in 30 minutes (limit 2)."),
+        (
+            ("restart_loop", 4, 2),
+            "restarts again and again, 4 times in 30 min",
+            "4 starts in 30 minutes with the same arguments (limit 2).",
+        ),
         (("server_down", 1, 0), "server down", "the last scrapes of SGLang failed, or its log shows its end."),
         (("time_to_first_token_burning_fast", 0.4, 0.144), "TTFT too long for 40% of requests (1 h)",
          ("40% of the first tokens came later than the objective in the last hour, and the short window shows that it"

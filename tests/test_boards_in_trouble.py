@@ -154,7 +154,7 @@ def test_the_worst_stand_first_down_then_hung_memory_restarts_burn_and_lost_work
         ("z-down", "server_down", "critical"),
         ("y-hung", "scheduler_stuck", "critical"),
         ("x-memory", "out_of_memory_decode", "critical"),
-        ("w-restarts", "restart_loop", "critical"),
+        ("w-restarts", "restart_loop", "warning"),
         ("v-burns", "healthy", "none"),
         ("u-limited", "queue_too_long", "warning"),
         ("s-fine", "healthy", "none"),

@@ -17,6 +17,8 @@ from sglang_tuning_exporter.core.lines import Reader
 from sglang_tuning_exporter.core.sums import Totals
 from sglang_tuning_exporter.core.view import view_of
 from sglang_tuning_exporter.core.watch import BurnRates, Watch
+from sglang_tuning_exporter.sglang.metrics import RankFigures, Scrape
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
 from test_core_course import BEGIN, decode, load, retraction, stamp, start
 from test_core_watch import CRASH, Beside, served
 
@@ -242,6 +244,56 @@ def test_for_a_cause_and_what_follows_from_it_somebody_is_called_once(later: int
 def test_three_starts_in_half_an_hour_are_a_loop(starts: tuple[float, ...], *, fires: bool) -> None:
     lines = [line for at in starts for line in start(at)]
     assert ("SGLangRestartLoop" in [each.alert for each in alerts(*lines, end=HOUR)]) is fires
+
+
+STOP = "SIGTERM received. signum=None frame=None. Draining requests and shutting down..."
+
+
+def loops(*begins: tuple[float, int], stops: tuple[float, ...] = ()) -> bool:
+    """Whether starts with these limits, and stops that were asked for, are a loop."""
+    begun = [(at, line) for at, limit in begins for line in start(at, max_running_requests=limit)]
+    asked = [(at, f"{stamp(at)}{STOP}") for at in stops]
+    lines = [line for _, line in sorted(begun + asked, key=lambda timed: timed[0])]
+    return "SGLangRestartLoop" in [each.alert for each in alerts(*lines, end=HOUR)]
+
+
+def test_starts_with_changed_arguments_are_no_loop() -> None:
+    assert not loops((0, 20), (300, 80), (600, 400))
+    assert not loops((0, 20), (300, 80), (600, 400), stops=(270, 570))
+    assert not loops((0, 20), (200, 20), (400, 80), (600, 80))
+
+
+def test_a_changed_start_begins_a_count_that_the_third_alike_fills() -> None:
+    assert loops((0, 20), (200, 80), (400, 80), (600, 80))
+
+
+def test_one_stop_that_was_asked_for_is_left_out_of_the_count() -> None:
+    assert not loops((0, 20), (300, 20), (600, 20), stops=(270,))
+    assert loops((0, 20), (300, 20), (600, 20), (900, 20), stops=(270,))
+
+
+def test_the_same_arguments_stopped_and_started_again_and_again_are_a_loop() -> None:
+    assert loops((0, 20), (300, 20), (600, 20), stops=(270, 570))
+
+
+def test_a_loop_of_starts_is_a_warning() -> None:
+    lines = [line for at in (0, 600, 1100) for line in start(at)]
+    assert [each.severity for each in alerts(*lines, end=HOUR) if each.alert == "SGLangRestartLoop"] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "counted"), [((20, 20, 20, 20), 3.0), ((20, 40, 80, 400), 1.0), ((20, 40, 80, 80), 2.0)]
+)
+def test_starts_that_only_pages_show_are_compared_by_the_answered_arguments(
+    limits: tuple[int, ...], counted: float
+) -> None:
+    """The first start is from before the exporter."""
+    watch = Watch(PROFILES["online"], BEGIN, reads=False, scrapes=True)
+    for number, limit in enumerate(limits):
+        for at, progress in ((0, 5.0), (5, 6.0), (10, 2000.0)):
+            watch.take_page(Scrape([RankFigures(None, running=0.0)], progress=progress), BEGIN + 200 * number + at)
+            watch.take_facts(ServerInfo("0.5.23", {"tp_size": 1, "max_running_requests": limit}))
+    assert watch.view(BEGIN + 700).totals["starts_recently"] == counted
 
 
 def fires(beside: Beside, name: str, at: float) -> bool | None:

@@ -23,7 +23,9 @@ from sglang_tuning_exporter.core.reasons import STUCK_SECONDS
 from sglang_tuning_exporter.core.scheduler import LOGGED_SECONDS, Scheduler, Silence
 from sglang_tuning_exporter.core.shown import Shown
 from sglang_tuning_exporter.core.sums import LATENCIES_JUDGED, LIVENESS, PAGE_SUMS, Sums, Totals
+from sglang_tuning_exporter.sglang.flags import are_same_settings
 from sglang_tuning_exporter.sglang.metrics import Scrape
+from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 QUEUE_FULL = 0.5  # of --max-queued-requests: gauges are older than the rejections
 WORKS_ON_SECONDS = 30.0  # after a line that says it is about to end, or an exception: then it did not end by it
@@ -70,7 +72,9 @@ class Server:
         self.end_explanation: Event | None = None  # that of the last end
         self.hangs: list[Hang] = []
         self.silences: list[Hang] = []
-        self.started_at: deque[float] = deque(maxlen=MOST_STARTS)
+        self.started_at: deque[float] = deque(maxlen=MOST_STARTS)  # those in a row with the same arguments
+        self._after_a_stop: deque[float] = deque(maxlen=MOST_STARTS)  # starts after an end that was asked for
+        self._settings: Mapping[str, object] = {}  # the arguments of the last start that shows some, as printed
         self._repeated: dict[tuple[float | str | None, ...], tuple[float, Counter[Rank]]] = {}
         self._failed: dict[str, float] = {}
         self._failing_beside = 0.0  # requests that ran while health checks have failed
@@ -119,6 +123,12 @@ class Server:
         """Sums of each scheduler since the beginning, as `life` returns them."""
         self._sums.settle()
         return self._lives
+
+    def take_info(self, answer: ServerInfo) -> None:
+        """Take an answer of `/server_info`."""
+        if not self.facts.knows_arguments:
+            self._note_settings(answer.args)
+        self.facts.take_info(answer)
 
     def take_page(self, page: Scrape, now: float) -> None:
         """Take a page of the server's own metrics."""
@@ -626,6 +636,7 @@ class Server:
 
     def _take_arguments(self, event: Event) -> None:
         """Begin the facts of a start, and judge by its edition and role."""
+        self._note_settings(event.arguments)
         self.facts = Facts(version=self.facts.version)
         self.facts.take_line(event)
         for scheduler in self.schedulers.values():
@@ -637,6 +648,8 @@ class Server:
         self._stop(now)
         self.starts += 1
         self.count("server_starts", now, event)
+        if self.stopping:
+            self._after_a_stop.append(now)
         self.started_at.append(now)
         self.schedulers = {}
         self._take_arguments(event)
@@ -644,6 +657,19 @@ class Server:
         self._sums.begin_start()
         self.starting, self.stopping, self.ended, self.explanation = True, False, "", None
         self.transfer = self.hicache = None
+
+    def _note_settings(self, arguments: Mapping[str, object]) -> None:
+        """Note the arguments of the last start; other ones than those before begin a new row of starts."""
+        if arguments and not are_same_settings(self._settings, arguments):
+            while len(self.started_at) > 1:
+                self.started_at.popleft()
+        self._settings = arguments or self._settings
+
+    def alike_starts(self, since: float) -> float:
+        """Return how many starts in a row had the same arguments; one that somebody asked for alone is not counted."""
+        recent = [at for at in self.started_at if at >= since]
+        asked = sum(at in self._after_a_stop for at in recent[1:])
+        return float(len(recent) - (asked == 1))
 
     def _stop(self, now: float, *, rest: bool = False) -> None:
         """Let no scheduler's figures hold any longer; `rest`: they are over, too."""

@@ -144,7 +144,7 @@ SUMS: tuple[Sum, ...] = (
     Sum("held/", "seconds", "time: the same while the new-token ratio holds requests back", members=_NUMBER),
     # Of a stretch, by what else is in it
     Sum("limit_seen", "requests", "the view: a batch that stays at one size"),
-    Sum("starts_recently", "starts", "the view: in half an hour"),
+    Sum("starts_recently", "starts", "the view: in half an hour, with the same arguments"),
 )
 # Those that a page shows of the whole server, or by which `server.Counters` finds them.
 PAGE_SUMS = (

@@ -436,7 +436,7 @@ def _mean_prompt(totals: Totals) -> float | None:
 def view_of(server: Server, seconds: float) -> View:
     """Return the last `seconds` of a server."""
     now, totals = server.now or 0.0, server.window(seconds)
-    totals["starts_recently"] = float(sum(now - at <= RECENTLY for at in server.started_at))
+    totals["starts_recently"] = server.alike_starts(now - RECENTLY)
     return View(
         totals, server.facts, server.profile, now,
         {dp: rank.shown.running or 0.0 for dp, rank in server.schedulers.items()},

@@ -191,7 +191,7 @@ class Watch:
     def take_facts(self, facts: ServerInfo | RankFigures) -> None:
         """Take an answer of `/server_info`, or one scheduler's of `/v1/loads`."""
         if isinstance(facts, ServerInfo):
-            self.server.facts.take_info(facts)
+            self.server.take_info(facts)
         else:
             self.server.facts.take_load(facts)
 

@@ -112,15 +112,16 @@ def _increase(name: str) -> str:
 RESTART_LOOP = failure(
     id="restart_loop",
     title="restarts again and again, {value} times in 30 min",
+    severity="warning",
     past="SGLang kept restarting.",
     when=fact(
         measure=lambda view: view.totals["starts_recently"],
         limit=2.0,
         counts=("server_starts",),
-        name="starts in 30 minutes",
+        name="starts in 30 minutes with the same arguments",
     ),
     summary="SGLang keeps restarting.",
-    seen="{value} starts in 30 minutes",
+    seen="{value} starts in 30 minutes with the same arguments",
     guide=NOT_IN_GUIDE + "the server must stay up before it can be tuned",
     remedy=look(
         words="read the last log lines before each start",
@@ -128,7 +129,7 @@ RESTART_LOOP = failure(
             "The server ends soon after each start. Most often it runs out of memory, or the supervisor's health check"
             " times out before the model is loaded."
         ),
-        not_if="the restarts are planned, such as a rolling update of several servers behind one name",
+        not_if="somebody restarted it each time, or a rolling update of several servers behind one name did",
     ),
     causes=(Group.OUT_OF_MEMORY,),
     death="repeated",
