@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import yaml
 
 from promtool import evaluated
-from sglang_tuning_exporter.core.alerts import Clock
+from sglang_tuning_exporter.core.alerts import Clock, State
 from sglang_tuning_exporter.core.diagnoses import BY_ID
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Exporter:
                 clock = self._clock(ran_before=False)
             value = self.condition(at)
             if at >= self.born:
-                clock.pass_on(at, at, holds=None if value is None else value > LIMIT, hindered=False)
+                clock.pass_on(at, at, state=State(None if value is None else value > LIMIT))
                 request = request if self.idle(at) else at
             is_known = value is not None and clock.value is not None
             page = {

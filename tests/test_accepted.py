@@ -12,7 +12,7 @@ from conftest import watched_retractions
 from sglang_tuning_exporter.cli import main
 from sglang_tuning_exporter.config import values
 from sglang_tuning_exporter.config.values import UsageError
-from sglang_tuning_exporter.core.alerts import Clocks
+from sglang_tuning_exporter.core.alerts import Clocks, State
 from sglang_tuning_exporter.core.diagnoses import BY_ID, adapted, better_explained_by
 from sglang_tuning_exporter.recordings.replay import packaged
 from sglang_tuning_exporter.serve import metrics
@@ -109,7 +109,7 @@ def test_an_alert_begins_after_the_users_wait_and_others_after_their_own() -> No
     for name, wait in (("queue_too_long", 900), ("retracting_too_often", 300)):
         clock = clocks[name]
         for at in range(0, wait, 15):
-            clock.pass_on(at, at, holds=True, hindered=False)
+            clock.pass_on(at, at, state=State(holds=True))
             assert clock.firing is None
-        clock.pass_on(wait, wait, holds=True, hindered=False)
+        clock.pass_on(wait, wait, state=State(holds=True))
         assert clock.firing == wait

@@ -9,7 +9,8 @@ import json
 import pytest
 
 from sglang_tuning_exporter.config.profiles import PROFILES
-from sglang_tuning_exporter.core.alerts import Words, conditions, turned
+from sglang_tuning_exporter.core import runbooks
+from sglang_tuning_exporter.core.alerts import Clock, State, Words, conditions, turned
 from sglang_tuning_exporter.core.course import Course
 from sglang_tuning_exporter.core.diagnoses import BY_ID
 from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement
@@ -301,22 +302,192 @@ def fires(beside: Beside, name: str, at: float) -> bool | None:
     return beside.watch.clocks.by_diagnosis[name].value
 
 
-def test_a_crash_is_over_ten_minutes_after_the_server_is_back() -> None:
+# A server that ends: what is called, and until when
+
+OUT_OF_MEMORY = (
+    "Scheduler hit an exception: Traceback (most recent call last):",
+    '  File "/srv/sglang/scheduler.py", line 3012, in run_scheduler_process',
+    '  File "/srv/sglang/model_runner.py", line 2100, in {function}',
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 0 has a total capacity of 79.11 GiB.",
+)
+DIED = "Scheduler hit an exception: Traceback (most recent call last):"
+DEATHS = {
+    "SGLangCrashed": (CRASH,),
+    "SGLangOutOfMemoryDecode": tuple(line.format(function="forward_decode") for line in OUT_OF_MEMORY),
+    "SGLangOutOfMemoryPrefill": tuple(line.format(function="forward_extend") for line in OUT_OF_MEMORY),
+}
+DEAD, STEP, LOADING = 300, 15, 90  # seconds: when it dies, between two scrapes, of a start
+
+
+class Mortal:
+    """A server that dies when it is told to, and what fires at each scrape of the exporter beside it."""
+
+    def __init__(self, *, scrapes: bool) -> None:
+        self.beside, self.now, self.fires = Beside(scrapes=scrapes), 0, dict[int, dict[str, str]]()
+        self._scrapes = scrapes
+        self.start(at_once=True)
+
+    def _judge(self) -> None:
+        self.beside.judge(self.now)
+        self.fires[self.now] = {each.alert: each.severity for each in self.beside.watch.clocks.firing}
+
+    def start(self, *, at_once: bool = False) -> None:
+        """Print a start, and be ready after the time of loading."""
+        lines = start(self.now)
+        self.beside.lines(*lines[:-1])
+        if not at_once:
+            self.away(LOADING, starts=True)
+        self.beside.lines(f"{stamp(self.now)}{lines[-1].partition('] ')[2]}")
+
+    def serve(self, seconds: int) -> None:
+        for _ in range(0, seconds, STEP):
+            self.now += STEP
+            self.beside.lines(decode(self.now))
+            if self._scrapes:
+                self.beside.scrape(self.now, running=60.0, finished_requests=float(self.now))
+            self._judge()
+
+    def die(self, alert: str) -> None:
+        self.beside.lines(f"{stamp(self.now)}{DEATHS[alert][0]}", *DEATHS[alert][1:])
+        if alert != "SGLangCrashed":
+            self.beside.lines(
+                f"{stamp(self.now)}SIGQUIT received. signum=None, frame=None. It usually means one child failed."
+            )
+
+    def away(self, seconds: int, *, starts: bool = False) -> None:
+        for _ in range(0, seconds, STEP):
+            self.now += STEP
+            if self._scrapes:
+                self.beside.watch.lose("connection_refused", "connection refused", BEGIN + self.now)
+            elif not starts:
+                self.beside.watch.advance(BEGIN + self.now)
+            self._judge()
+
+    def spans(self, severity: str = "critical") -> list[tuple[set[str], int, int]]:
+        """The times in which alerts of this severity fire without a break: which, and from when to when."""
+        found = list[tuple[set[str], int, int]]()
+        for at, firing in self.fires.items():
+            names = {alert for alert, of in firing.items() if of == severity}
+            if names and found and found[-1][2] == at - STEP:
+                found[-1] = (found[-1][0] | names, found[-1][1], at)
+            elif names:
+                found.append((names, at, at))
+        return found
+
+
+@pytest.mark.parametrize("scrapes", [True, False])
+@pytest.mark.parametrize("alert", DEATHS)
+def test_a_server_that_never_comes_back_stays_critical(alert: str, *, scrapes: bool) -> None:
+    mortal = Mortal(scrapes=scrapes)
+    mortal.serve(DEAD)
+    mortal.die(alert)
+    mortal.away(4 * 3600)
+    ((names, begin, end),) = mortal.spans()
+    assert (begin - DEAD <= 2 * STEP, end) == (True, mortal.now)
+    assert names == {alert}
+    assert mortal.spans("warning") == []
+
+
+@pytest.mark.parametrize("scrapes", [True, False])
+@pytest.mark.parametrize("away", [0, 40 * 60])
+@pytest.mark.parametrize("alert", DEATHS)
+def test_the_alert_of_an_end_lasts_exactly_until_the_server_is_ready(alert: str, away: int, *, scrapes: bool) -> None:
+    mortal = Mortal(scrapes=scrapes)
+    mortal.serve(DEAD)
+    mortal.die(alert)
+    mortal.away(away)
+    mortal.start()
+    ready = mortal.now
+    mortal.serve(3600)
+    ((_, begin, end),) = mortal.spans()
+    assert begin - DEAD <= 2 * STEP
+    assert abs(end - ready) <= STEP
+    assert mortal.spans("warning") == []
+
+
+@pytest.mark.parametrize("scrapes", [True, False])
+def test_two_deaths_are_two_alerts_and_the_first_is_not_told_again(*, scrapes: bool) -> None:
+    mortal = Mortal(scrapes=scrapes)
+    for alert in ("SGLangOutOfMemoryDecode", "SGLangOutOfMemoryPrefill"):
+        mortal.serve(DEAD)
+        mortal.die(alert)
+        mortal.away(60)
+        mortal.start()
+    mortal.serve(1200)
+    assert [names for names, *_ in mortal.spans()] == [{"SGLangOutOfMemoryDecode"}, {"SGLangOutOfMemoryPrefill"}]
+
+
+def test_a_server_that_is_stopped_or_serves_calls_nobody() -> None:
+    mortal = Mortal(scrapes=True)
+    mortal.serve(DEAD)
+    mortal.beside.lines(f"{stamp(mortal.now)}{STOP}")
+    mortal.away(1800)
+    mortal.start()
+    mortal.serve(1800)
+    assert mortal.spans() == []
+
+
+def test_a_failure_that_the_server_survives_is_no_end_of_it() -> None:
+    mortal = Mortal(scrapes=False)
+    mortal.serve(DEAD)
+    mortal.die("SGLangOutOfMemoryDecode")
+    mortal.serve(3600)
+    assert mortal.fires[mortal.now] == {}
+
+
+@pytest.mark.parametrize("scrapes", [True, False])
+def test_one_incident_has_one_flag_as_long_as_it_lasts(*, scrapes: bool) -> None:
+    mortal = Mortal(scrapes=scrapes)
+    mortal.serve(DEAD)
+    mortal.die("SGLangOutOfMemoryDecode")
+    flags = set[str]()
+    for _ in range(120):
+        mortal.away(STEP)
+        answer = mortal.beside.judge(mortal.now)
+        flags |= {each.changes[0].flag for each in answer.findings if each.changes and each.severity == "critical"}
+    assert flags - {""} == {"--max-running-requests"}
+
+
+def test_a_milder_cause_holds_back_no_alert() -> None:
     beside = Beside()
-    beside.lines(*start(), *(decode(at) for at in range(20, 300, 5)))
-    for at in range(20, 300, 10):
-        beside.scrape(at, running=4.0)
-        beside.judge(at)
-    beside.lines(f"{stamp(300)}{CRASH}")
-    dead = []
-    for at in range(300, 7500, 30):
-        beside.watch.lose("refused", "connection refused", BEGIN + at)
-        dead.append(fires(beside, "crashed", at))
-    assert dead[2:] == [True] * len(dead[2:])  # two hours, far longer than the ten minutes that are judged
-    beside.lines(*start(7500))
-    alive = []
-    for at in range(7530, 9300, 10):
-        beside.scrape(at, running=4.0)
-        alive.append(fires(beside, "crashed", at))
-    assert (alive[0], alive[-1]) == (True, False)
-    assert alive == sorted(alive, key=bool, reverse=True)
+    for at in range(0, 3600, 15):  # four starts: a loop, which is a warning
+        if at in {0, 300, 600, 900}:
+            beside.watch.lose("connection_refused", "connection refused", BEGIN + at)
+            beside.lines(*start(at))
+        if at < 930:
+            beside.scrape(at + 1, running=4.0)
+        else:
+            beside.watch.lose("connection_refused", "connection refused", BEGIN + at)
+        beside.judge(at + 1)
+        if at == 1395:
+            names = {each.alert for each in beside.watch.clocks.firing}
+    assert {"SGLangServerDown", "SGLangRestartLoop"} <= names
+
+
+def clock_of(name: str) -> Clock:
+    return Clock(BY_ID[name])
+
+
+def test_what_follows_begins_at_once_when_the_alert_of_its_cause_ends() -> None:
+    clock = clock_of("queue_too_long")
+    for at in range(0, 1200, 15):
+        clock.pass_on(at, at, state=State(holds=True, hindered=True, held_back=True))
+    assert clock.firing is None
+    clock.pass_on(1200, 1200, state=State(holds=True))
+    assert clock.alert(None).at == 1185
+
+
+def test_what_follows_stays_silent_where_it_ended_before_the_alert_of_its_cause() -> None:
+    clock = clock_of("queue_too_long")
+    for at in range(0, 1200, 15):
+        clock.pass_on(at, at, state=State(holds=at < 900, held_back=True))
+    clock.pass_on(1200, 1200, state=State(holds=False))
+    clock.pass_on(1215, 1215, state=State(holds=True))
+    assert clock.firing is None
+
+
+def test_the_end_of_an_alert_about_an_end_says_that_the_server_answers() -> None:
+    assert runbooks.past(BY_ID["out_of_memory_decode"]).endswith("The server answers again.")
+    assert runbooks.past(BY_ID["crashed"]) == "SGLang crashed. The server answers again."
+    assert "answers again" not in runbooks.past(BY_ID["graph_memory_short"])
+    assert "answers again" not in runbooks.past(BY_ID["retracting_too_often"])

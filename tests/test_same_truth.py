@@ -38,9 +38,6 @@ NIGHTS: dict[str, tuple[str, Callable[[], bytes], set[str]]] = {
         },
     ),
 }
-# Beside a running server a failure is still shown after the next start, and nothing of one that was stopped; a report
-# judges each start by itself.
-SEVERAL_STARTS = {"failing"}
 
 
 @dataclass(frozen=True)
@@ -119,8 +116,7 @@ def test_both_name_the_same_alerts(nights: dict[str, Night], name: str) -> None:
 def test_each_alert_starts_and_ends_both_ways_within_a_minute(nights: dict[str, Night], name: str) -> None:
     for (alert, begin, end), (_, started_at, ended_at) in zip(nights[name].watched, nights[name].reported, strict=True):
         assert begin == pytest.approx(started_at, abs=WITHIN), alert
-        if name not in SEVERAL_STARTS:
-            assert end == pytest.approx(ended_at, abs=WITHIN), alert
+        assert end == pytest.approx(ended_at, abs=WITHIN), alert
 
 
 def test_a_steady_server_fires_nothing_either_way(nights: dict[str, Night]) -> None:

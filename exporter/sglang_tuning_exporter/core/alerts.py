@@ -1,8 +1,10 @@
 """Conditions, alerts and advice of a server over time. Pure; times are the caller's.
 
 An alert is 1 once its condition has been above the limit for `after`, and 0 once it has not been for `until`; in
-between it keeps its last value. While a cause holds, the alert of its consequence begins later, by at most another
-`after`. Once it has begun, it lasts until its own condition ends.
+between it keeps its last value. While an equally urgent cause holds, the alert of its consequence begins later, by at
+most another `after`; while the alert of that cause fires, it does not begin, and begins at once when that ends. Once it
+has begun, it lasts until its own condition ends. The alert of a failure by which a server ends lasts until the server
+has started again and answers; then it is over at once.
 
 Words become labels of series. They hold no measured figure and change rarely: figures are in the conditions and on the
 page.
@@ -13,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from sglang_tuning_exporter.config import profiles
 from sglang_tuning_exporter.core.advice import figures_of, fill
 from sglang_tuning_exporter.core.diagnoses import ALL, BY_ID, Diagnosis, causes_of
 from sglang_tuning_exporter.core.events import is_count
-from sglang_tuning_exporter.core.findings import Alert, Change, Figure, Finding, Judgement, typed_value
+from sglang_tuning_exporter.core.findings import URGENCY, Alert, Change, Figure, Finding, Judgement, typed_value
 from sglang_tuning_exporter.core.judge import (
     BUT_MUTED,
     NOT_ENOUGH,
@@ -78,6 +81,15 @@ def scale_out_helps(judgement: Judgement) -> bool | None:
 # Alerts
 
 
+class State(NamedTuple):
+    """Whether the condition of a diagnosis holds, and what its causes do."""
+
+    holds: bool | None  # None where nothing was measured
+    hindered: bool = False  # a cause holds: the alert begins only after another `after`
+    held_back: bool = False  # the alert of a cause fires: this one does not begin
+    is_back: bool = False  # the server ended by it, has started again and answers: the alert is over at once
+
+
 @dataclass(slots=True)
 class Clock:
     """The alert of one diagnosis over time.
@@ -93,20 +105,17 @@ class Clock:
     known: float | None = None  # when it was measured last
     firing: float | None = None  # when the alert began
     value: bool | None = None
+    held_back: float | None = None  # when it last was due and did not begin, because the alert of a cause fired
 
-    def pass_on(self, now: float, begun: float, *, holds: bool | None, hindered: bool) -> Alert | None:
-        """Move on to `now`, where the condition holds or not; return the alert that ends.
-
-        holds: None where nothing was measured. begun: when the event of the diagnosis happened. hindered: a cause
-        holds, so the alert begins only after another `after`.
-        """
-        if holds is None:
+    def pass_on(self, now: float, begun: float, *, state: State) -> Alert | None:
+        """Move on to `now`; return the alert that ends. begun: when the event of the diagnosis happened."""
+        if state.holds is None:
             return None
         self._forget_before_break(now)
         self.known = now
-        if not holds:
-            return self._calm_down(now)
-        self._rise(now, begun, hindered=hindered)
+        if not state.holds:
+            return self._calm_down(now, at_once=state.is_back)
+        self._rise(now, begun, state)
         return None
 
     def _forget_before_break(self, now: float) -> None:
@@ -115,18 +124,22 @@ class Clock:
             self.since = self.calm = None
             self.value = True if self.firing is not None else None
 
-    def _rise(self, now: float, begun: float, *, hindered: bool) -> None:
-        """Fire the alert once its condition has held for `after`."""
+    def _rise(self, now: float, begun: float, state: State) -> None:
+        """Fire the alert once its condition has held for `after`, and no alert of a cause fires."""
         self.calm, self.since = None, begun if self.since is None else self.since
         after = self.factor * self.diagnosis.after if self.after is None else self.after
-        wait = after * (2 if hindered else 1)
-        if self.firing is None and now - self.since >= wait:
-            self.firing, self.value = self.since + wait, True
+        due = self.since + after * (2 if state.hindered else 1)
+        if self.firing is not None or now < due:
+            return
+        if state.held_back:
+            self.held_back = now
+        else:
+            self.firing, self.value = max(due, self.held_back or due), True
 
-    def _calm_down(self, now: float) -> Alert | None:
-        """End the alert once its condition has not held for `until`; return the alert that ends."""
-        self.since, self.calm = None, now if self.calm is None else self.calm
-        span = self.factor * self.diagnosis.until
+    def _calm_down(self, now: float, *, at_once: bool) -> Alert | None:
+        """End the alert once its condition has not held for `until`, or at once; return the alert that ends."""
+        self.since, self.calm, self.held_back = None, now if self.calm is None else self.calm, None
+        span = 0.0 if at_once and self.firing is not None else self.factor * self.diagnosis.until
         if now - self.calm < span:
             return None
         self.value = False
@@ -163,20 +176,29 @@ class Clocks:
 
     def pass_on(self, measured: Measured, server: Server, now: float) -> list[Alert]:
         """Move all clocks on to `now`; return the alerts that end."""
-        holding = set(measured.diagnoses)
-        firing = {clock.diagnosis for clock in self.by_diagnosis.values() if clock.firing is not None} & holding
-        ended = []
+        holding, ended = set(measured.diagnoses), list[Alert | None]()
         for clock in self.by_diagnosis.values():
-            diagnosis = clock.diagnosis
-            if clock.rests and diagnosis not in holding and not self._shown:
+            if clock.rests and clock.diagnosis not in holding and not self._shown:
                 continue
-            causes = _delaying(diagnosis, measured, holding)
-            if clock.firing is None and not firing.isdisjoint(causes):
-                continue  # somebody has been called for the cause
-            holds = None if measured.figures.of(diagnosis) is None else diagnosis in holding
-            begun, is_hindered = _event_at(diagnosis, server, now), not holding.isdisjoint(causes)
-            ended.append(clock.pass_on(now, begun, holds=holds, hindered=is_hindered))
+            begun = _event_at(clock.diagnosis, server, now)
+            ended.append(clock.pass_on(now, begun, state=self._state(clock, measured, server)))
         return [alert for alert in ended if alert is not None]
+
+    def _state(self, clock: Clock, measured: Measured, server: Server) -> State:
+        """Return the state of a diagnosis; the clocks of its causes stand before its own."""
+        diagnosis, view = clock.diagnosis, measured.view
+        holds = None if measured.figures.of(diagnosis) is None else diagnosis in measured.diagnoses
+        if diagnosis.is_end(view):
+            if _has_come_back(diagnosis, view, clock.firing):
+                return State(holds=False, is_back=True)
+            is_away = view.is_away or (server.starting and "metrics_disabled" not in view.troubles)
+            holds = True if is_away and clock.firing is not None else holds
+        if not holds:
+            return State(holds)
+        holding = set(measured.diagnoses)
+        called = {other.diagnosis for other in self.by_diagnosis.values() if other.firing is not None}
+        causes = _delaying(diagnosis, measured, holding | called)
+        return State(holds, hindered=not holding.isdisjoint(causes), held_back=not called.isdisjoint(causes))
 
     def saved(self, now: float) -> dict[str, list[float | bool | None]]:
         """Return the clocks that run as plain JSON, times as ages in seconds."""
@@ -205,11 +227,21 @@ class Clocks:
         return [clock.alert(None) for clock in self.by_diagnosis.values() if clock.firing is not None]
 
 
-def _delaying(diagnosis: Diagnosis, measured: Measured, holding: set[Diagnosis]) -> tuple[Diagnosis, ...]:
-    """Return the causes that delay the alert of a diagnosis; none where none holds, or it is notified beside them."""
-    if diagnosis.notified_beside_causes or holding.isdisjoint(causes_of(diagnosis)):
+def _delaying(diagnosis: Diagnosis, measured: Measured, present: set[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Return the causes that delay the alert of a diagnosis: none that is milder.
+
+    None where none is present, or the diagnosis is notified beside its causes.
+    """
+    if diagnosis.notified_beside_causes or present.isdisjoint(causes_of(diagnosis)):
         return ()
-    return measured.causes(diagnosis)
+    least = URGENCY[diagnosis.severity]
+    return tuple(cause for cause in measured.causes(diagnosis) if URGENCY[cause.severity] >= least)
+
+
+def _has_come_back(diagnosis: Diagnosis, view: View, fired: float | None) -> bool:
+    """Whether the server has answered again since the failure of a diagnosis; `fired`: when its alert began."""
+    failed = max((view.last[name] for name in diagnosis.when.counts if name in view.last), default=fired)
+    return failed is not None and view.last.get("back", -inf) > failed
 
 
 def _is_saved_clock(entry: object) -> bool:
@@ -245,7 +277,7 @@ class Words:
         for finding in judgement.findings:
             if finding.alert and finding.changes:
                 self._advise(finding, now, firing.get(finding.diagnosis, -inf))
-        for gone in [name for name, at in self._last_held.items() if now - at > KEPT_SECONDS]:
+        for gone in [name for name, at in self._last_held.items() if now - at > KEPT_SECONDS and name not in firing]:
             self.advice.pop(gone, None)
             del self._last_held[gone]
         sentence = _sentence(judgement, view)

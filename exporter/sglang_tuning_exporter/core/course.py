@@ -18,11 +18,11 @@ from sglang_tuning_exporter.core import answer, judge
 from sglang_tuning_exporter.core.alerts import Clocks
 from sglang_tuning_exporter.core.diagnoses import BY_ID, Diagnosis, place
 from sglang_tuning_exporter.core.events import Event
-from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judgement, Start, Stretch
+from sglang_tuning_exporter.core.findings import URGENCY, Alert, Finding, Judgement, Severity, Start, Stretch
 from sglang_tuning_exporter.core.server import Server
 from sglang_tuning_exporter.core.sums import BUCKET_SECONDS, merged
 from sglang_tuning_exporter.core.times import Span
-from sglang_tuning_exporter.core.view import View, view_of
+from sglang_tuning_exporter.core.view import View, view_of, with_outage
 from sglang_tuning_exporter.sglang.flags import VARYING_ARGS, are_same_settings
 
 STEP_SECONDS = 30.0
@@ -122,7 +122,7 @@ class Course:
         self.server.advance(now)
         run, window = self.runs[-1], self._profile.window_seconds
         measured = judge.weigh(view_of(self.server, min(window, now - run.begin)))
-        self._alerts += self._clocks.pass_on(measured, self.server, now)
+        self._pass_clocks(measured, now)
         if now - run.begin >= window:
             run.phases.clear()
             self._credit(run, measured)
@@ -130,6 +130,12 @@ class Course:
         phase = judge.weigh(view_of(self.server, min(PHASE_SECONDS, now - run.begin)))
         for name in phase.holding if phase.view.has_enough_load else ():
             _extend(run, run.phases, name, phase, min(STEP_SECONDS, phase.view.served))
+
+    def _pass_clocks(self, measured: judge.Measured, now: float) -> None:
+        """Let the clocks of the alerts go on; while the server is away, its failures stay in sight, of any run."""
+        view = with_outage(measured.view, self.server)
+        in_sight = measured if view is measured.view else judge.weigh(view)
+        self._alerts += self._clocks.pass_on(in_sight, self.server, now)
 
     def _credit(self, run: Run, measured: judge.Measured, *, is_end: bool = False) -> None:
         """Credit the serving time since the last step to the rows that hold."""
@@ -170,7 +176,7 @@ class Course:
         server.settle()
         last, end = self._end_run(), server.now or 0.0
         if server.begin is not None:
-            self._alerts += self._clocks.pass_on(last, server, end)
+            self._pass_clocks(last, end)
         self._alerts += self._clocks.firing
         judgement, totals = self._judgement(end), merged(bucket for _, bucket in server.buckets)
         is_shown = [run.is_start or run.view.served or len(self.runs) == 1 for run in self.runs]
@@ -218,7 +224,7 @@ class Course:
         limits = sorted(
             (episode for episode in chosen if episode.row.is_limit(episode.measured.view)),
             key=lambda episode: (
-                -URGENCY[episode.row.severity],
+                -URGENCY[self._severity(episode)],
                 episode.run is not last,
                 place(episode.row),
                 -episode.seconds,
@@ -278,6 +284,11 @@ class Course:
             )
         return Judgement(verdict, sentence, "none", findings, checks, notes)
 
+    def _severity(self, episode: Episode) -> Severity:
+        """Return how urgent the finding of a row is once the log has ended: the server may have come back."""
+        run, row = episode.run, episode.row
+        return row.severity_in(run.view) if run is self.runs[-1] else row.severity_over or row.severity
+
     def _counts(self, episode: Episode, served: float) -> bool:
         """Whether a row held long enough to be reported; of a run before other settings only failures are."""
         run, row, last = episode.run, episode.row, self.runs[-1]
@@ -312,7 +323,7 @@ class Course:
         if timed is None:
             always = BY_ID[finding.diagnosis].any_load
             timed = replace(finding, since=run.begin if always else None, until=run.view.now if always else None)
-        return replace(timed, seconds=episode.seconds)
+        return replace(timed, severity=self._severity(episode), seconds=episode.seconds)
 
     # Notes
 

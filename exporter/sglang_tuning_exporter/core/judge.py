@@ -36,7 +36,7 @@ from sglang_tuning_exporter.core.findings import (
     Severity,
     amount,
 )
-from sglang_tuning_exporter.core.server import Server
+from sglang_tuning_exporter.core.server import SURVIVED_SECONDS, Server
 from sglang_tuning_exporter.core.sums import BUCKET_SECONDS, WAITS, Totals
 from sglang_tuning_exporter.core.view import View, explained
 from sglang_tuning_exporter.sglang.flags import have_effect
@@ -52,7 +52,6 @@ SENTENCES = {
     STOPPED: "The server was stopped: its log says that it was asked to end.",
 }
 BUT_MUTED = "Nothing limits this server but what is muted."
-SURVIVED_SECONDS = 60.0  # of work after a failure: it did not end by it
 PAST_SECONDS = 120.0  # without a sign of a diagnosis, after which it is over
 HIGH, MEDIUM = 120.0, 60.0  # seconds of serving time for this confidence
 NEARLY_ALL_GIVEN_UP = 0.5  # of the requests that ended
@@ -228,7 +227,7 @@ class Measured:
         crash = next((other for other in self.diagnoses if other.death == "crash"), None)
         death = down or (crash if self.view.has_ended else None)
         unproven = death is not None and Group.FAILURE in diagnosis.groups and diagnosis not in self.causes(death)
-        return unproven, -URGENCY[diagnosis.severity], place(diagnosis)
+        return unproven, -URGENCY[diagnosis.severity_in(self.view)], place(diagnosis)
 
 
 def _is_idle(view: View) -> bool:
@@ -483,7 +482,7 @@ def _worded(diagnosis: Diagnosis, measured: Measured, changes: tuple[Change, ...
     return Finding(
         diagnosis.id,
         diagnosis.alert,
-        diagnosis.severity,
+        diagnosis.severity_in(view),
         diagnosis.is_limit(view),
         _in_its_words(diagnosis, diagnosis.headline(view) or advice.fill(diagnosis.summary, figures), line),
         _sentence(diagnosis, view, figure, line),

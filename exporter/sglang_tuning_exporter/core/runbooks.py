@@ -140,7 +140,8 @@ def page(alert: str, profile: profiles.Profile | None = None) -> str:
         when=_when(diagnosis, in_force),
         after=_in_words(diagnosis.after),
         until=_in_words(diagnosis.until),
-        causes=[cause.alert for cause in causes_of(diagnosis) if cause.alert and not diagnosis.notified_beside_causes],
+        is_of_an_end=_is_of_an_end(diagnosis),
+        causes=[cause.alert for cause in causes_of(diagnosis) if cause.alert and _holds_back(cause, diagnosis)],
         unless=[other.alert or other.summary for other in better_explained_by(diagnosis)],
         inhibited_by=[name for _, causes, held_back in INHIBITIONS if alert in held_back for name in causes],
         by_prometheus=diagnosis in EXPORTER,
@@ -195,7 +196,18 @@ def summary(diagnosis: Diagnosis) -> str:
 
 def past(diagnosis: Diagnosis) -> str:
     """Return the words for an alert that is over, without times and figures."""
-    return fill(diagnosis.over(), figures(profiles.DEFAULT))
+    words = fill(diagnosis.over(), figures(profiles.DEFAULT))
+    return f"{words} The server answers again." if _is_of_an_end(diagnosis) or diagnosis.death == "down" else words
+
+
+def _holds_back(cause: Diagnosis, diagnosis: Diagnosis) -> bool:
+    """Whether the alert of a diagnosis does not begin while this cause holds: a milder one holds back nothing."""
+    return not diagnosis.notified_beside_causes and URGENCY[cause.severity] >= URGENCY[diagnosis.severity]
+
+
+def _is_of_an_end(diagnosis: Diagnosis) -> bool:
+    """Whether the alert is about a failure by which a server ends."""
+    return diagnosis.is_end(_unseen(profiles.DEFAULT)) and diagnosis.when.kind == "event"
 
 
 def _when(diagnosis: Diagnosis, profile: profiles.Profile) -> str:

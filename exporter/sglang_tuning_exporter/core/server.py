@@ -28,6 +28,7 @@ from sglang_tuning_exporter.sglang.metrics import Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
 QUEUE_FULL = 0.5  # of --max-queued-requests: gauges are older than the rejections
+SURVIVED_SECONDS = 60.0  # of work after a failure: it did not end by it
 WORKS_ON_SECONDS = 30.0  # after a line that says it is about to end, or an exception: then it did not end by it
 COVERAGE_SECONDS = 600.0  # over which the share of the batches with a graph is shown
 CHECK_APART_SECONDS = 5.0  # between two health checks: closer ones are several clients' of one moment
@@ -70,6 +71,7 @@ class Server:
         self.how_ended = ""  # the last end
         self.explanation: Event | None = None  # the line that may explain an end, while it did not work on
         self.end_explanation: Event | None = None  # that of the last end
+        self._failures = Totals()  # ends, and failures by which a server ends, since it was ready last
         self.hangs: list[Hang] = []
         self.silences: list[Hang] = []
         self.started_at: deque[float] = deque(maxlen=MOST_STARTS)  # those in a row with the same arguments
@@ -176,6 +178,8 @@ class Server:
         if counters.moved:
             self.last["work"] = now
             self._work_on(now)
+        if self.starting or (self.ended and counters.moved):
+            self._come_back(now)
         if self.ended or self.starting:
             self.ended, self.starting = "", False
 
@@ -376,6 +380,8 @@ class Server:
             self._take_counted(event, now)
         else:
             self._take_fact(event)
+            if event.kind == "ready" and not self.starting:
+                self._come_back(now)
 
     def _count_liveness(self, event: Event, now: float) -> None:
         """Count an event in the life of the server once: several processes or lines say it."""
@@ -463,6 +469,8 @@ class Server:
         if event.marked:
             bucket[f"marked.{name}"] += number
         self.last[name] = now
+        if name in _ENDING or name.startswith("out_of_memory."):
+            self._failures[name] += number
         if name == "out_of_memory.unknown":
             self.unexplained = now
         else:
@@ -485,6 +493,7 @@ class Server:
             self._work_on(now)
         if self.ended or self.starting:
             self.ended, self.starting = "", event.kind != "decode" and self.starting and not self.facts.ready
+            self._come_back(now)
             self.advance(now)
         if not self.facts.arguments:  # the form of the lines shows the guide's edition
             is_later = not event.figures.keys().isdisjoint({"graph", "pending"})
@@ -581,6 +590,7 @@ class Server:
             del self._failed["unknown"]
             if self.unexplained is not None:
                 self.bucket(self.unexplained)["out_of_memory.unknown"] -= 1
+                self._failures["out_of_memory.unknown"] -= 1
             self.unexplained = None
         self.end_explanation = self.explanation
         self.count(f"out_of_memory.{phase}", now, event)
@@ -657,6 +667,19 @@ class Server:
         self._sums.begin_start()
         self.starting, self.stopping, self.ended, self.explanation = True, False, "", None
         self.transfer = self.hicache = None
+
+    @property
+    def outage(self) -> Totals:
+        """The failures since it last worked for long, or was ready."""
+        worked = self.last.get("work", -inf)
+        return Totals(
+            {name: number for name, number in self._failures.items() if worked - self.last[name] < SURVIVED_SECONDS}
+        )
+
+    def _come_back(self, now: float) -> None:
+        """Note that it answers after a start or an end."""
+        self.last["back"] = now
+        self._failures.clear()
 
     def _note_settings(self, arguments: Mapping[str, object]) -> None:
         """Note the arguments of the last start; other ones than those before begin a new row of starts."""
@@ -750,5 +773,6 @@ def _restore(sums: Totals, before: Totals) -> None:
     sums.update(before)
 
 
+_ENDING = frozenset({"ends", "no_pool"})
 _BATCHES = frozenset({"decode", "prefill"})
 _ALIKE = ("requests", "aborted", "gained", "ratio_before", "ratio_after")

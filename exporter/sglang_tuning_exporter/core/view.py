@@ -84,6 +84,11 @@ class View:
     outages: int = 0
 
     @property
+    def is_away(self) -> bool:
+        """Whether the server has ended, does not answer, or starts."""
+        return bool(self.down) or self.has_ended or self.starting
+
+    @property
     def failed_transfers(self) -> float:
         """Requests that failed between the two servers of a pair; SGLang's counters have those of clients that gave up
         as well.
@@ -445,6 +450,17 @@ def view_of(server: Server, seconds: float) -> View:
         tuple(hang for hang in server.hangs if hang.until >= now - seconds), dict(server.last),
         server.transfer, server.hicache,
     )  # fmt: skip
+
+
+def with_outage(view: View, server: Server) -> View:
+    """Return the view of a server that is away with the failures since it was there, however long ago they were."""
+    failures = server.outage if view.is_away else {}
+    if not failures:
+        return view
+    totals = Totals(view.totals)
+    for name, number in failures.items():
+        totals[name] = max(totals[name], number)
+    return replace(view, totals=totals)
 
 
 def _least_ratio(conservativeness: float) -> float:

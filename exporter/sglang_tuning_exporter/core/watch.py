@@ -26,7 +26,7 @@ from sglang_tuning_exporter.core.ledger import REQUESTS, RETRACTED, SETTLED_SECO
 from sglang_tuning_exporter.core.server import WORKS_ON_SECONDS, Server
 from sglang_tuning_exporter.core.sums import LATENCIES_JUDGED, present_name
 from sglang_tuning_exporter.core.times import Span
-from sglang_tuning_exporter.core.view import BURN_RATES, View, view_of
+from sglang_tuning_exporter.core.view import BURN_RATES, View, view_of, with_outage
 from sglang_tuning_exporter.sglang.metrics import RANK_COUNTS, RankFigures, Scrape
 from sglang_tuning_exporter.sglang.server_info import ServerInfo
 
@@ -151,6 +151,7 @@ class Watch:
         self.clocks = Clocks(profile)
         self.words = Words()
         self.measured: judge.Measured | None = None  # at the last judgement
+        self.of_alerts: judge.Measured | None = None  # the same, with the failures of a server that starts again
         self.since: dict[str, float] = {}  # since when each row holds
         self.failure: Failure | None = None  # the last scrape's; None if it was answered
         self.log_trouble = ""  # why the log cannot be read
@@ -685,8 +686,12 @@ class Watch:
 
     def measure(self, now: float) -> judge.Measured:
         """Weigh the last ten minutes, and let the alert clocks go on."""
-        measured = judge.weigh(self.view(now))
-        self.clocks.pass_on(measured, self.server, now)
+        view = self.view(now)
+        in_sight = with_outage(view, self.server)
+        # A server that starts again is judged by its start; the alert of its failure goes on until it is ready.
+        measured = judge.weigh(view if view.starting else in_sight)
+        self.of_alerts = judge.weigh(in_sight) if view.starting and in_sight is not view else measured
+        self.clocks.pass_on(self.of_alerts, self.server, now)
         self.since = {
             name: self.since.get(name) or self._first_seen(name, measured.view, now) for name in measured.holding
         }

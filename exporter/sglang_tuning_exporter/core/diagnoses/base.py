@@ -124,6 +124,7 @@ class Diagnosis:
     replica: Literal["no", "helps", "after a flag", "unknown"] = "no"  # whether another server would take load off
     # How urgent it is
     severity: Severity = "info"
+    severity_over: Severity | None = None  # of its finding once the server answers again; default: the same
     chance: bool = False  # an opportunity
     limits: Callable[[View], bool] | None = None  # whether it can be the verdict; default: unless it is a chance
     confidence: Callable[[View], Confidence | None] = lambda _: None  # in place of that of the serving time
@@ -188,6 +189,14 @@ class Diagnosis:
     def is_limit(self, view: View) -> bool:
         """Whether the diagnosis can be the verdict where it holds."""
         return not self.chance if self.limits is None else self.limits(view)
+
+    def is_end(self, view: View) -> bool:
+        """Whether the diagnosis is of a failure by which a server ends, and not only of one that is feared."""
+        return (self.death == "crash" or Group.FAILURE in self.groups) and not self.feared(view)
+
+    def severity_in(self, view: View) -> Severity:
+        """Return how urgent the finding is in a view."""
+        return self.severity if view.is_away else self.severity_over or self.severity
 
     def over(self, until: str = "", times: str = "") -> str:
         """Return the past words: until when and how often, where these are given."""

@@ -58,7 +58,16 @@ def _by_explanation(view: View, beside: Beside) -> list[Change]:
     if refused := _UNRECOGNIZED.search(line.text):
         return [*map(refused_flag, FLAG.findall(refused[1])), do]
     named = [] if line.marked else named_flags(view, line.text)
-    return [*named, *(smaller_chunk(view) + fewer_decoding(view) if line.word == "memory" else []), do]
+    return [*named, *(_for_memory(view) if line.word == "memory" else []), do]
+
+
+def _for_memory(view: View) -> list[Change]:
+    """Return the changes for the phase in which memory ran out last; for both where that is not known."""
+    phases = {name: at for name, at in view.last.items() if name.startswith("out_of_memory.")}
+    phase = max(phases, key=phases.__getitem__, default="").partition(".")[2]
+    if phase == "decode":
+        return fewer_decoding(view)
+    return smaller_chunk(view) + ([] if phase == "prefill" else fewer_decoding(view))
 
 
 def _after_its_end(view: View, beside: Beside) -> list[Change]:
@@ -195,7 +204,7 @@ SCHEDULER_STUCK = Diagnosis(
 CRASHED = failure(
     id="crashed",
     title="crashed",
-    severity="warning",
+    severity_over="warning",
     when=event("ends", name="ends that nobody asked for"),
     summary="SGLang has crashed.",
     past="SGLang crashed {times}, the last time at {until}.",
@@ -225,6 +234,7 @@ SERVER_DOWN = Diagnosis(
     id="server_down",
     title="server down",
     severity="critical",
+    until=60.0,
     any_load=True,
     when=fact(
         measure=lambda view: float(bool(view.down)) if view.down or view.scraped else None,

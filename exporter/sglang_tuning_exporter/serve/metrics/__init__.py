@@ -455,7 +455,8 @@ def findings(sidecar: Sidecar, now: float) -> Iterable[Family]:
     """Return the families of the verdict, of its conditions and limits, of alerts and of advice."""
     judgement, watch = sidecar.judge(now), sidecar.watch
     assert watch.measured is not None
-    shown = list(alerts.conditions(watch.measured))
+    assert watch.of_alerts is not None
+    shown = list(alerts.conditions(watch.of_alerts))
     doc = (
         "The figure that decides a diagnosis over its window, turned so that above its limit is bad; one unit for each"
         " diagnosis (docs/diagnoses.md). Absent while it is not measured."
