@@ -43,7 +43,7 @@ ENDED = [*LOADING, f"{stamp(12)}{CRASH}"]
         ([], False, UNSEEN_SECONDS + 30, ("connection_refused", "server_down")),
         (LOADING, False, STARTING_SECONDS - 100, ("not_ready", "starting")),
         (LOADING, False, STARTING_SECONDS + 50, ("connection_refused", "server_down")),
-        (ENDED, False, 0.0, ("connection_refused", "server_down")),  # an end in the log wins at once
+        (ENDED, False, 0.0, ("connection_refused", "crashed")),  # an end in the log wins at once
         (
             [*start(), decode(15)],
             False,

@@ -152,7 +152,7 @@ PAGE_SUMS = (
     "generation_posts", "tokenless_requests", "rejected_requests", "server_errors", "failed_transfers",
 )  # fmt: skip
 # When something happened last is kept under the name of its sum, or one of these.
-MOMENTS = frozenset({"batch", "work", "work_before_the_end", "words", "requests", "pause", "resume"})
+MOMENTS = frozenset({"batch", "work", "work_before_the_end", "words", "requests", "pause", "resume", "back"})
 # The names of a state file of an earlier release.
 _FORMER = {
     "retractions": "retraction_events", "retracted": "retracted_requests", "rejected": "rejected_requests",
