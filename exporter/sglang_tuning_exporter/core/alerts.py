@@ -181,13 +181,13 @@ class Clocks:
             if clock.rests and clock.diagnosis not in holding and not self._shown:
                 continue
             begun = _event_at(clock.diagnosis, server, now)
-            ended.append(clock.pass_on(now, begun, state=self._state(clock, measured, server)))
+            ended.append(clock.pass_on(now, begun, state=self._state(clock, measured, holding, server)))
         return [alert for alert in ended if alert is not None]
 
-    def _state(self, clock: Clock, measured: Measured, server: Server) -> State:
+    def _state(self, clock: Clock, measured: Measured, holding: set[Diagnosis], server: Server) -> State:
         """Return the state of a diagnosis; the clocks of its causes stand before its own."""
         diagnosis, view = clock.diagnosis, measured.view
-        holds = None if measured.figures.of(diagnosis) is None else diagnosis in measured.diagnoses
+        holds = None if measured.figures.of(diagnosis) is None else diagnosis in holding
         if diagnosis.is_end(view):
             if _has_come_back(diagnosis, view, clock.firing):
                 return State(holds=False, is_back=True)
@@ -195,7 +195,6 @@ class Clocks:
             holds = True if is_away and clock.firing is not None else holds
         if not holds:
             return State(holds)
-        holding = set(measured.diagnoses)
         called = {other.diagnosis for other in self.by_diagnosis.values() if other.firing is not None}
         causes = _delaying(diagnosis, measured, holding | called)
         return State(holds, hindered=not holding.isdisjoint(causes), held_back=not called.isdisjoint(causes))
@@ -240,7 +239,8 @@ def _delaying(diagnosis: Diagnosis, measured: Measured, present: set[Diagnosis])
 
 def _has_come_back(diagnosis: Diagnosis, view: View, fired: float | None) -> bool:
     """Whether the server has answered again since the failure of a diagnosis; `fired`: when its alert began."""
-    failed = max((view.last[name] for name in diagnosis.when.counts if name in view.last), default=fired)
+    last = diagnosis.when.last_at(view.last)
+    failed = fired if last is None else last
     return failed is not None and view.last.get("back", -inf) > failed
 
 
@@ -257,7 +257,8 @@ def _event_at(diagnosis: Diagnosis, server: Server, now: float) -> float:
         return diagnosis.began(server, now)
     if diagnosis.when.kind != "event":
         return now
-    return max((server.last[name] for name in diagnosis.when.counts if name in server.last), default=now)
+    last = diagnosis.when.last_at(server.last)
+    return now if last is None else last
 
 
 # Words

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 from math import inf
 from typing import Any, TypeVar
 
@@ -167,9 +167,10 @@ class Counters:
 
     def _is_unsure(self, before: Scrape, page: Scrape) -> bool:
         """Whether the next page has to decide about the counters of this one; of two servers only one is followed."""
-        if page.counters_invalid or not _any_count(_is_less, before, page):
-            return not self._fell and _any_count(_leaps, before, page)
-        continues_other = self._other is not None and not _any_count(_is_less, self._other, page)
+        counts = _pairs(before, page)
+        if page.counters_invalid or not any(starmap(_is_less, counts)):
+            return not self._fell and any(starmap(_leaps, counts))
+        continues_other = self._other is not None and not any(starmap(_is_less, _pairs(self._other, page)))
         if self._fell and not (continues_other and self.alternate):
             return False
         self._returns += continues_other and not self._fell
@@ -314,8 +315,8 @@ def _leaps(new: float | None, old: float | None) -> bool:
     return old is not None and new is not None and new > old + MOST_GAINED
 
 
-def _any_count(differs: Callable[[float | None, float | None], bool], before: Scrape, page: Scrape) -> bool:
-    """Whether any counter of a page differs in this way from the one before."""
+def _pairs(before: Scrape, page: Scrape) -> list[tuple[float | None, float | None]]:
+    """Return each counter of a page with the same one of the page before."""
     pairs = [(getattr(page, name), getattr(before, name)) for name in _OF_SERVER]
     histograms = ((getattr(page, name), getattr(before, name)) for name in LATENCIES)
     pairs += [(new.observations, old.observations) for new, old in histograms if new is not None and old is not None]
@@ -323,7 +324,7 @@ def _any_count(differs: Callable[[float | None, float | None], bool], before: Sc
     pairs += [
         (getattr(rank, name), getattr(known.get(rank.dp), name, None)) for rank in page.ranks for name in RANK_COUNTS
     ]
-    return any(differs(new, old) for new, old in pairs)
+    return pairs
 
 
 def _counted(before: Scrape, page: Scrape) -> dict[str, float]:

@@ -446,10 +446,7 @@ class Lane:
         """Give the events with the times of this clock."""
         waiting: deque[Event] = deque()  # since a time that is far from the one before
         for event in events:
-            time = event.time
-            if not waiting and time is not None and -JITTER_SECONDS <= time + self._shift - self.now <= JITTER_SECONDS:
-                self.printed = time
-                event.time = self.now = max(self.now, time + self._shift)
+            if not waiting and self._set_time((event,), is_followed=False):
                 yield event
                 continue
             waiting.append(event)

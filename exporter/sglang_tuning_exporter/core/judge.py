@@ -213,10 +213,8 @@ class Measured:
         """Whether a failure was only predicted, or the server worked on after it."""
         if failure.feared(self.view):
             return True
-        last, counts = self.view.last, failure.when.counts
-        failed = max((last[name] for name in counts if name in last), default=inf)
-        worked = last.get(death.worked, -inf)
-        return Group.FAILURE in failure.groups and worked - failed >= SURVIVED_SECONDS
+        failed, worked = failure.when.last_at(self.view.last), self.view.last.get(death.worked, -inf)
+        return Group.FAILURE in failure.groups and failed is not None and worked - failed >= SURVIVED_SECONDS
 
     def place(self, diagnosis: Diagnosis) -> tuple[bool, int, int]:
         """Return the rank of a diagnosis.

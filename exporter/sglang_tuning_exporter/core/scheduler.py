@@ -191,7 +191,7 @@ class Scheduler:
 
     def _take_size(self, tokens: float, sequences: float) -> None:
         """Take whether a prefill batch was full, and whether its last prompt continues in the next one."""
-        settings = self.facts.settings(self.dp)
+        settings = self._settings
         most = settings.prefill_tokens
         if most is None:
             most = self._take_chunk(tokens)

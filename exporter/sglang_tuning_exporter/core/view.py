@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import inf, sqrt
 
 from sglang_tuning_exporter.config import profiles
@@ -111,8 +111,8 @@ class View:
         """The sums that are named `head/…`, by head and the rest of their names."""
         by_head: dict[str, dict[str, float]] = {}
         for name, value in self.totals.items():
-            head, rest = _parts(name)
-            if rest:
+            head, slash, rest = name.partition("/")
+            if slash:
                 by_head.setdefault(head, {})[rest] = value
         return by_head
 
@@ -189,8 +189,7 @@ class View:
 
     def share(self, signal: str, *states: str) -> float | None:
         """Return the share of states in the known serving time; None without any."""
-        known = self.known[signal]
-        return sum(self.totals[f"{signal}/{state}"] for state in states) / known if known > 0 else None
+        return self.totals.share(signal, *states)
 
     @property
     def waited_share(self) -> float:
@@ -420,13 +419,6 @@ class View:
         if self.served < ENOUGH_ON_A_RANK:
             return {}
         return {dp: waits.get(dp, 0.0) / self.served for dp in {*serves, *map(str, self.ranks)} - {"None"}}
-
-
-@lru_cache(maxsize=4096)
-def _parts(name: str) -> tuple[str, str]:
-    """Return head and rest of the name of a sum; no rest where it has no head."""
-    head, _, rest = name.partition("/")
-    return head, rest
 
 
 def _mean_prompt(totals: Totals) -> float | None:

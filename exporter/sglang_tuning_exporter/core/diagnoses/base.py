@@ -9,7 +9,7 @@ guide.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -83,6 +83,10 @@ class When:
         A share, a rate or an event is made of sums, and is good where all of them are 0.
         """
         return self.kind == "fact" or not view.counted.isdisjoint(self.counts)
+
+    def last_at(self, last: Mapping[str, float]) -> float | None:
+        """Return when the sums of the figure last moved; None where none has. `last`: the time of each sum."""
+        return max((last[name] for name in self.counts if name in last), default=None)
 
     def bound(self, view: View) -> float | None:
         """Return the limit in force; None where the profile has none."""

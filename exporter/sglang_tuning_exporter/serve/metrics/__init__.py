@@ -129,8 +129,8 @@ def _scrapes(sidecar: Sidecar, *, is_scraped: bool) -> Iterable[Family]:
     unknown = sidecar.unrecognised_families if watch.is_up else None
     yield single("metrics_unrecognised_families", doc, unknown, "metrics")
     doc = (
-        "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, pages that"
-        " no server can have between those before and after, values of dp_rank beyond the limit."
+        "Input dropped by safety limits: lines of the server's page that are too many, too long or invalid, pages whose"
+        " counters cannot be true beside those before and after, values of dp_rank beyond the limit."
     )
     yield counter("capped", doc, "what", source="metrics").with_samples(
         (what, watch.server.capped[what]) for what in CAPPED
